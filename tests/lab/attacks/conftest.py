@@ -27,7 +27,7 @@ class Range:
             with one_thread():
                 run = lambda: self._attacks[attack].run(self.lab, mode)  # noqa: E731
                 found = self._done[attack, mode] = self._once(f"attack {attack} in mode {mode}", run)
-            assert len({result.row for result in found}) == len(found)
+            assert len({(r.name, r.keys, r.devices) for r in found}) == len(found)
             for result in found:
                 low, high = RANGES.get(result.unit, (0, 1))
                 assert np.isfinite([result.success, result.chance]).all(), result.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ class Picture:
 
     caption: str
     image: NDArray[np.float32] = field(repr=False)
+
+
+def picture(caption: str, image: NDArray[Any]) -> Picture:
+    """Return a picture of a square image (pixels,)."""
+    side = math.isqrt(image.size)
+    return Picture(caption, np.asarray(image, np.float32).reshape(side, side))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +54,6 @@ class Result:
     pictures: tuple[Picture, ...] = ()
     keys: str = "run"
     devices: int = 1
-
-    @property
-    def row(self) -> tuple[str, str, int]:
-        """The row of a report that this result belongs to: results of one attack variant on all modes share it."""
-        return self.name, self.keys, self.devices
 
     @property
     def works(self) -> bool:

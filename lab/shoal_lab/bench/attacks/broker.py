@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -181,12 +180,8 @@ def found_in(vector: Float32Vector, traffic: bytes) -> bool:
 
 def groups_seen(heard: Sequence[Passage]) -> dict[str, str]:
     """Return client -> the model topic that it was last sent, from recorded traffic."""
-    last: dict[str, Counter[str]] = defaultdict(Counter)
-    for number, passage in enumerate(heard):
-        topic = parse_topic(passage.topic)
-        if passage.hop is Hop.DOWN and topic.kind is TopicKind.MODEL:
-            last[passage.client][topic.label] = number
-    return {client: labels.most_common(1)[0][0] for client, labels in last.items()}
+    sent = ((passage.client, parse_topic(passage.topic)) for passage in heard if passage.hop is Hop.DOWN)
+    return {client: topic.label for client, topic in sent if topic.kind is TopicKind.MODEL}
 
 
 def senders_seen(heard: Sequence[Passage]) -> float:

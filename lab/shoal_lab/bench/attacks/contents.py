@@ -18,7 +18,7 @@ from crypto.mask.masking import mask
 from shoal.owner.task_compiler.builtin import build
 from shoal.protocol.recipe import LocalTraining
 from shoal.types import Float32Vector
-from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, auc, cosine, psnr_db
+from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, auc, cosine, picture, psnr_db
 from shoal_lab.bench.attacks.lab import CLASSES, LR, Images, Lab
 
 BATCH: Final = 32
@@ -125,7 +125,7 @@ def _batch(lab: Lab, mode: str, size: int) -> Result:
         got.append(np.mean([psnr_db(r, x) for r, x in zip(readings, batch.x, strict=True)]))
         guessed.append(np.mean([psnr_db(nearest(others, x), x) for x in batch.x]))
         if not trial:
-            pictures = _pictures(lab, batch, readings)
+            pictures = (picture("true", batch.x[0]), picture(f"first layer, batch {size}", readings[0]))
     guess = "the mean image" if size == 1 else "the nearest of as many public images"
     return Result(
         name=f"first-layer input, batch {size}",
@@ -136,14 +136,6 @@ def _batch(lab: Lab, mode: str, size: int) -> Result:
         margin=DB_MARGIN,
         note=f"PSNR; chance shows {guess}",
         pictures=pictures,
-    )
-
-
-def _pictures(lab: Lab, batch: Images, readings: list[NDArray[np.float64]]) -> tuple[Picture, ...]:
-    shape = (lab.side, lab.side)
-    return (
-        Picture("true", batch.x[0].reshape(shape)),
-        Picture(f"first layer, batch {len(batch)}", readings[0].astype(np.float32).reshape(shape)),
     )
 
 
@@ -267,7 +259,6 @@ def _matched(
             starts.append(lab.rng("gradient matching, start").random(shape).astype(np.float32))
         tries = [match(model, gradient, int(label), start, view, adam=len(shape) > 1) for start in starts]
         found.append(min(tries, key=lambda one: one[1])[0])  # by the distance, which the attacker knows
-    square = (lab.side, lab.side)
     return Result(
         name=name,
         attacker=KNOWS_MODEL_AND_LABEL,
@@ -276,7 +267,7 @@ def _matched(
         unit="dB",
         margin=DB_MARGIN,
         note="PSNR; chance shows the mean image of the label",
-        pictures=(Picture("true", images.x[0].reshape(square)), Picture(name, found[0].reshape(square))),
+        pictures=(picture("true", images.x[0]), picture(name, found[0])),
     )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from crypto.mask.masking import unmask
 from edge_client.learning.update import LOSS_DECIMALS
 from shoal.types import Float32Vector, MaskedVector
-from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, balanced_accuracy, psnr_db, share_recovered
+from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Result, balanced_accuracy, picture, psnr_db, share_recovered
 from shoal_lab.bench.attacks.contents import read_rows
 from shoal_lab.bench.attacks.lab import LIFETIMES, LR, ONE_EPOCH, FleetKeys, Images, Lab, Lifetime, device_model
 
@@ -133,11 +133,6 @@ def collusion(lab: Lab, mode: str) -> list[Result]:
     image = lab.pick("collusion, image", 1)
     rows, bias = read_rows(opened(lab, lab.masked(lab.update(image), mode), mode) / np.float32(-LR), lab)
     reading = rows[int(np.abs(bias).argmax())]
-    square = (lab.side, lab.side)
-    pictures = (
-        Picture("true", image.x[0].reshape(square)),
-        Picture("with one device's key", reading.astype(np.float32).reshape(square)),
-    )
     return [
         Result(
             name="collusion: coordinates of an update",
@@ -156,7 +151,7 @@ def collusion(lab: Lab, mode: str) -> list[Result]:
             unit="dB",
             margin=DB_MARGIN,
             note="PSNR; chance shows the mean image",
-            pictures=pictures,
+            pictures=(picture("true", image.x[0]), picture("with one device's key", reading)),
         ),
         *(_one_key(lab, mode, lifetime, update, share_recovered(guess, update)) for lifetime in LIFETIMES),
     ]

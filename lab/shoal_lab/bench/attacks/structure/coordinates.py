@@ -37,7 +37,6 @@ from shoal_lab.bench.attacks.structure.units import (
     analyse,
     by_activity,
     by_silence,
-    mixed,
     neighbours,
     one_hot,
     share_assigned,
@@ -86,7 +85,7 @@ def score_components(fleet: MaskedFleet, round_: int, sent: Rows, rng: np.random
         labels = by_activity(found.activity, fleet.network.hidden)
         return share_assigned(labels, fleet.energies(found.directions, round_))
 
-    return score(analyse(sent, most)), score(mixed(sent, rng, most))
+    return score(analyse(sent, most)), score(analyse(sent, most, rng))
 
 
 def structure_active(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> Result:
@@ -178,7 +177,7 @@ def score_neighbours(fleet: MaskedFleet, round_: int, sent: Rows, rng: np.random
         nearest = neighbours(np.abs(found.activity).astype(np.float32))
         return agreement(nearest, fleet.energies(found.directions, round_))
 
-    return score(analyse(sent, COMPONENTS)), score(mixed(sent, rng, COMPONENTS))
+    return score(analyse(sent, COMPONENTS)), score(analyse(sent, COMPONENTS, rng))
 
 
 def structure_passive(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> Result:
@@ -247,7 +246,7 @@ def purity(lab: Lab, mode: str, lifetime: Lifetime, per_coordinate: float) -> Re
         attacker=CRAFTS,
         success=score(analyse(sent).directions),
         # Few vectors separate into single updates, which lie in some units more than in others without any analysis.
-        chance=max(score(mixed(sent, rng).directions), score((sent - sent.mean(0))[-DEVICES:])),
+        chance=max(score(analyse(sent, rng=rng).directions), score((sent - sent.mean(0))[-DEVICES:])),
         unit="share",
         margin=0.1,
         keys=lifetime,

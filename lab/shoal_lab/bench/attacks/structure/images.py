@@ -16,13 +16,14 @@ Abandon Honesty" (2023).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto.mask.hadamard import transform
-from shoal_lab.bench.attacks.base import Attack, Picture, Result, psnr_db
+from shoal_lab.bench.attacks.base import Attack, Result, picture, psnr_db
 from shoal_lab.bench.attacks.contents import levels_of
 from shoal_lab.bench.attacks.lab import LIFETIMES, Lab, Lifetime, Rows
 from shoal_lab.bench.attacks.structure.coordinates import SPREAD
@@ -155,25 +156,18 @@ def align(levels: Values, images: Values) -> NDArray[np.int64]:
     return _match(np.abs(levels[:, :, None] - images[:, None]).mean(0))
 
 
-def read_images(
-    sheets: list[tuple[Rows, NDArray[np.int64]]], public: Rows, units: int, levels: int, count: int
-) -> Values:
-    """Return ``count`` images (count, pixels), NaN where none was read.
+def read_images(rows: Rows, public: Rows, units: int, levels: int) -> Values:
+    """Return the image of each update, (n, pixels), NaN where none was read.
 
     Args:
-        sheets: masked one-image updates (n, d), each array under one key, and the image of each update, (n,), int64.
+        rows: masked one-image updates (n, d) under one key.
         public: images of the same kind, (m, pixels).
         units: hidden units.
         levels: grey levels above black.
-        count: number of images.
     """
-    images = np.full((count, public.shape[1]), np.nan)
-    readings = [
-        (which[one.alive], one.levels)
-        for rows, which in sheets
-        for one in read_units(rows, units, levels, public.shape[1])
-    ]
-    for which, found in sorted(readings, key=lambda r: -len(r[0])):
+    images = np.full((len(rows), public.shape[1]), np.nan)
+    for alive, found in read_units(rows, units, levels, public.shape[1]):
+        which = np.flatnonzero(alive)
         read = ~np.isnan(images[which, 0])
         # Units overlap in the images for which both are alive; without an overlap there are public statistics alone.
         if read.sum() >= OVERLAP:
@@ -255,27 +249,27 @@ MARGIN: Final = 1.0
 EXACT_DB: Final = 40.0
 LEVEL_ERROR: Final = 1e-2
 
-Sheet = tuple[Rows, NDArray[np.int64]]
 
-
-def spiked(length: int, at: int, *, hadamard: bool = False) -> Rows:
-    """Return a spike at coordinate ``at``, (length,), float32; with ``hadamard`` through the public transform."""
-    spike = np.zeros(length, np.float32)
-    spike[at] = SPIKE
-    if hadamard:
-        transform(spike)
-    return spike
-
-
-def constant(length: int, *, hadamard: bool = False) -> Rows:
-    """Return the constant that kills hidden units, (length,), float32; with ``hadamard`` through the public transform."""
-    vector = np.full(length, CONSTANT, np.float32)
+def public_form(vector: Rows, *, hadamard: bool) -> Rows:
+    """Return a vector (d,) that is announced, with ``hadamard`` through the public transform."""
     if hadamard:
         transform(vector)
     return vector
 
 
-def poke(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedFleet, list[Sheet], Rows]:
+def spiked(length: int, at: int, *, hadamard: bool = False) -> Rows:
+    """Return a spike at coordinate ``at``, (length,), float32."""
+    spike = np.zeros(length, np.float32)
+    spike[at] = SPIKE
+    return public_form(spike, hadamard=hadamard)
+
+
+def constant(length: int, *, hadamard: bool = False) -> Rows:
+    """Return the constant that kills hidden units, (length,), float32."""
+    return public_form(np.full(length, CONSTANT, np.float32), hadamard=hadamard)
+
+
+def poke(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedFleet, Rows, Rows]:
     """Announce the constant and spikes until one revives a unit; return fleet, masked uploads under one key, and true images.
 
     Under fresh keys these are the uploads of one round. Under one key the attacker announces the best spike again, and
@@ -288,22 +282,23 @@ def poke(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedF
         for hadamard in (False, True)[: 1 + mixes]:
             fleet.announce(constant(length, hadamard=hadamard))
         for spike in spikes:
-            fleet.announce(spike)
-            rows = fleet.uploads()
+            rows, truth = watched(fleet, [spike])
             if revived(rows, fleet.network.classes) > ENOUGH:
                 break
-        return fleet, [(rows, np.arange(devices))], fleet.x[:, 0]
-    shares = []
-    for spike in spikes:
-        fleet.announce(constant(length) + spike)
-        shares.append(revived(fleet.uploads(), fleet.network.classes))
-    best, heard, truth = spikes[int(np.argmax(shares))], [], []
-    for _ in range(max(1, WATCHED // devices)):
-        fleet.announce(constant(length) + best)
-        heard.append(fleet.uploads())
+        return fleet, rows, truth
+    shares = [revived(watched(fleet, [constant(length) + spike])[0], fleet.network.classes) for spike in spikes]
+    best = constant(length) + spikes[int(np.argmax(shares))]
+    return fleet, *watched(fleet, [best] * max(1, WATCHED // devices))
+
+
+def watched(fleet: MaskedFleet, means: Iterable[Rows]) -> tuple[Rows, Rows]:
+    """Announce means, a round each; return the masked uploads (n, d) and the images that devices trained on (n, pixels)."""
+    rows, truth = [], []
+    for mean in means:
+        fleet.announce(mean)
+        rows.append(fleet.uploads())
         truth.append(fleet.x[:, 0])
-    sent = np.concatenate(heard)
-    return fleet, [(sent, np.arange(len(sent)))], np.concatenate(truth)
+    return np.concatenate(rows), np.concatenate(truth)
 
 
 def revived(rows: Rows, classes: int) -> float:
@@ -312,16 +307,12 @@ def revived(rows: Rows, classes: int) -> float:
     return float(np.mean((moves > classes) & (moves < rows.shape[1] / 2)))
 
 
-def crafted_sheets(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedFleet, list[Sheet], Rows]:
+def crafted_images(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedFleet, Rows, Rows]:
     """Announce random means; return the fleet, the masked uploads of one key, and the true images."""
     fleet, rng = MaskedFleet(lab, mode, lifetime, devices), lab.rng(f"crafted images {devices}")
-    rows, truth = [], []
-    for _ in range(max(1, WATCHED // devices) if lifetime == "run" else 1):
-        fleet.announce(rng.normal(0, SPREAD, fleet.network.length).astype(np.float32))
-        rows.append(fleet.uploads())
-        truth.append(fleet.x[:, 0])
-    sent = np.concatenate(rows)
-    return fleet, [(sent, np.arange(len(sent)))], np.concatenate(truth)
+    rounds = max(1, WATCHED // devices) if lifetime == "run" else 1
+    means = (rng.normal(0, SPREAD, fleet.network.length).astype(np.float32) for _ in range(rounds))
+    return fleet, *watched(fleet, means)
 
 
 def clear_images(network: Network, rows: Rows) -> NDArray[np.float64]:
@@ -334,33 +325,22 @@ def clear_images(network: Network, rows: Rows) -> NDArray[np.float64]:
     return np.asarray(images, np.float64)
 
 
-def rebuild(
-    lab: Lab, mode: str, fleet: MaskedFleet, sheets: list[Sheet], count: int, spread: float
-) -> NDArray[np.float64]:
-    """Return the images (count, pixels) that the attacker reads from its sheets, NaN where it reads none.
+def rebuild(lab: Lab, mode: str, fleet: MaskedFleet, rows: Rows, spread: float) -> NDArray[np.float64]:
+    """Return the images (n, pixels) that the attacker reads, NaN where it reads none.
 
     Args:
         lab: holds the public images.
         mode: the mask's mode.
         fleet: the attacked one; only its sizes are used.
-        sheets: masked one-image updates (n, d), and the image of each.
-        count: number of images.
+        rows: masked one-image updates (n, d).
         spread: standard deviation of the coordinates of the announced means, after a mask that mixes them.
     """
     keeps, network = lab.keeps(mode), fleet.network
     if keeps in ("values", "magnitudes"):
-        return read_images(sheets, lab.public.x, network.hidden, levels_of(lab), count)
-    images = np.full((count, network.pixels), np.nan)
-    for rows, which in sheets:
-        clear = keeps == "order"
-        found = clear_images(network, rows) if clear else _from_products(lab, network, rows, fleet.devices, spread)
-        blank = np.isnan(images[which, 0])
-        images[which[blank]] = found[blank]
-    return images
-
-
-def _from_products(lab: Lab, network: Network, rows: Rows, devices: int, spread: float) -> NDArray[np.float64]:
-    rounds = [rows[at : at + devices] for at in range(0, len(rows), devices)]
+        return read_images(rows, lab.public.x, network.hidden, levels_of(lab))
+    if keeps == "order":
+        return clear_images(network, rows)
+    rounds = (rows[at : at + fleet.devices] for at in range(0, len(rows), fleet.devices))
     return np.concatenate([guess(lab, network, one, spread) for one in rounds])
 
 
@@ -369,16 +349,16 @@ def results(lab: Lab, mode: str, lifetime: Lifetime, devices: int, name: str) ->
 
     Where no image is read the attacker shows the public mean image, which is also what chance shows everywhere.
     """
-    make = poke if name == "image-active" else crafted_sheets
-    fleet, sheets, truth = make(lab, mode, lifetime, devices)
+    make = poke if name == "image-active" else crafted_images
+    fleet, rows, truth = make(lab, mode, lifetime, devices)
     usual = lab.public.mean().astype(np.float64)
     noise = SPIKE / fleet.network.length**0.5 if name == "image-active" else SPREAD
-    images = rebuild(lab, mode, fleet, sheets, len(truth), noise)
+    images = rebuild(lab, mode, fleet, rows, noise)
     read = ~np.isnan(images[:, 0])
     shown = np.where(read[:, None], images, usual[None])
     quality = np.array([psnr_db(a, b) for a, b in zip(shown, truth, strict=True)])
     graded = [np.abs(np.sort(a) - np.sort(b)).max() < LEVEL_ERROR for a, b in zip(shown, truth, strict=True)]
-    best, shape = int(quality.argmax()), (lab.side, lab.side)
+    best = int(quality.argmax())
     image = Result(
         name=name,
         attacker=WHO,
@@ -389,10 +369,7 @@ def results(lab: Lab, mode: str, lifetime: Lifetime, devices: int, name: str) ->
         keys=lifetime,
         devices=devices,
         note=f"PSNR of {len(truth)} images, {np.mean(quality > EXACT_DB):.2f} of them exact; chance shows the mean image",
-        pictures=(
-            Picture("true", truth[best].reshape(shape)),
-            Picture(f"best of {devices} devices", shown[best].astype(np.float32).reshape(shape)),
-        ),
+        pictures=(picture("true", truth[best]), picture(f"best of {devices} devices", shown[best])),
     )
     levels = Result(
         name=f"{name}, grey levels",

@@ -148,12 +148,12 @@ def whiten(updates: Rows, most: int) -> tuple[NDArray[np.float64], Rows]:
     return np.ascontiguousarray(scores[:, :count], np.float64), rows
 
 
-def independent(white: NDArray[np.float64], iterations: int = ITERATIONS) -> NDArray[np.float64]:
+def independent(white: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return independent activities (n, k), a rotation of the ``white`` ones (n, k)."""
     n, k = white.shape
     z = white.astype(np.float32)
     w = np.eye(k)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         bent = np.tanh(z @ w.astype(np.float32))
         w = (z.T @ bent).astype(np.float64) / n - w * (1 - bent * bent).mean(0, dtype=np.float64)
         size, axes = np.linalg.eigh(w.T @ w)
@@ -161,18 +161,15 @@ def independent(white: NDArray[np.float64], iterations: int = ITERATIONS) -> NDA
     return np.asarray(white @ w, np.float64)
 
 
-def analyse(updates: Rows, most: int = 0, iterations: int = ITERATIONS) -> Components:
-    """Return the independent components of updates (n, d): at most ``most``, and half as many as updates or fewer."""
+def analyse(updates: Rows, most: int = 0, rng: np.random.Generator | None = None) -> Components:
+    """Return the independent components of updates (n, d): at most ``most``, and half as many as updates or fewer.
+
+    With ``rng`` it returns a random rotation of the principal components instead: the null, which has no analysis.
+    """
     bound = max(2, len(updates) // 2)
     white, rows = whiten(updates, min(most, bound) if most else bound)
-    activity = independent(white, iterations)
-    return Components(activity, activity.T.astype(np.float32) @ rows)
-
-
-def mixed(updates: Rows, rng: np.random.Generator, most: int = 0) -> Components:
-    """Return a random rotation of the principal components of `analyse`: the null, which has no analysis."""
-    bound = max(2, len(updates) // 2)
-    white, rows = whiten(updates, min(most, bound) if most else bound)
-    turn = np.linalg.qr(rng.standard_normal((white.shape[1], white.shape[1])))[0]
-    activity = white @ turn
+    if rng is None:
+        activity = independent(white)
+    else:
+        activity = white @ np.linalg.qr(rng.standard_normal((white.shape[1], white.shape[1])))[0]
     return Components(activity, activity.T.astype(np.float32) @ rows)
