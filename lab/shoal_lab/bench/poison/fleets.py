@@ -6,14 +6,12 @@ The digits come with scikit-learn; MNIST and Fashion-MNIST are read from their f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import OneHidden
@@ -39,30 +37,23 @@ PAINTED: Final = 3
 digits; with an eighth they succeed more slowly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """The data of a fleet: a data set, and whether label mixes differ."""
-
-    source: str
-    skewed: bool = False
-
-
-DATA: Final[Mapping[str, Data]] = MappingProxyType(
+DATA: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
     {
-        "digits": Data("digits"),
-        "mnist": Data("mnist"),
-        "fashion-mnist": Data("fashion-mnist"),
-        "mnist-skewed": Data("mnist", skewed=True),
+        "digits": ("digits", 0.0),
+        "mnist": ("mnist", 0.0),
+        "fashion-mnist": ("fashion-mnist", 0.0),
+        "mnist-skewed": ("mnist", SKEW),
     }
 )
+"""Data set by name, and the concentration of each device's label mix; 0 where all hold alike data."""
 
 
 def present(data_dir: Path | None) -> tuple[str, ...]:
     """Return the names of the data that are here; the digits always are."""
     return tuple(
         name
-        for name, data in DATA.items()
-        if data.source == "digits" or datasets.folder_of(data.source, data_dir) is not None
+        for name, (source, _) in DATA.items()
+        if source == "digits" or datasets.folder_of(source, data_dir) is not None
     )
 
 
@@ -76,21 +67,18 @@ def deal(name: str, seed: int, data_dir: Path | None, devices: int) -> Fleet:
         devices: their number.
 
     Raises:
-        UsageError: there are no such data.
         MissingDataError: the files are not here.
     """
-    if name not in DATA:
-        raise UsageError(f"no data {name!r}", hint=f"there are {', '.join(DATA)}")
-    data = DATA[name]
-    if data.source == "digits":
+    source, skew = DATA[name]
+    if source == "digits":
         return _digits(seed, devices)
     scenario = Scenario(
         kind="none",
         title=name,
-        data=data.source,
+        data=source,
         groups=blocks(devices),
         samples=SAMPLES,
-        dirichlet=SKEW if data.skewed else 0.0,
+        dirichlet=skew,
     )
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=None, test_images=TEST_IMAGES)
 
