@@ -320,7 +320,7 @@ def evidence(lab: Lab, mode: str, stolen: int = STOLEN) -> Evidence:
                 admitted = len(tap.heard)
                 fleet.add_device(NEWCOMER, joining)
                 admission = take(NEWCOMER)
-            fleet.run_until(lambda done=done: len(fleet.records()) >= done, WITHIN_S)
+            run_rounds(fleet, done)
         fleet.run(WITHIN_S)
         assert tap.loot is not None
         loots = {VICTIM: tap.loot, NEWCOMER: admission | take(NEWCOMER), ABSENT: take(ABSENT)}
@@ -349,6 +349,11 @@ def fleet_data(lab: Lab) -> dict[str, Dataset]:
     """Return the samples of each device, the newcomer's included."""
     picked = {f"dev-{i:02d}": lab.pick(f"past {i}", SAMPLES) for i in range(DEVICES + 1)}
     return {name: Dataset(images.x, images.y) for name, images in picked.items()}
+
+
+def run_rounds(fleet: LoopbackFleet, count: int) -> None:
+    """Step until ``count`` rounds have closed."""
+    fleet.run_until(lambda: len(fleet.records()) >= count, WITHIN_S)
 
 
 def evidence_of(lab: Lab, mode: str) -> Evidence:
