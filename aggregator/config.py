@@ -27,6 +27,12 @@ class AggregatorConfig:
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
+    proxy: Annotated[
+        str,
+        Setting(
+            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
+        ),
+    ] = field(default="", repr=False)
     device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.", rare=True)] = "auto"
     once: Annotated[
         bool, Setting("End when every run is finished, instead of waiting for the next.", off="forever")

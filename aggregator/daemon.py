@@ -120,13 +120,7 @@ class Daemon:
         self._erased: set[bytes] = set()
         self._refusals = Refusals(LOG)
         self._inbox = Inbox()
-        self._address = address = BrokerAddress.parse(
-            config.broker or self._membership.broker,
-            ca_file=config.ca,
-            cert_file=config.cert,
-            key_file=config.key,
-            chunk_bytes=config.chunk_bytes,
-        )
+        self._address = address = BrokerAddress.of(config, self._membership.broker)
         topic = Topics(self._membership.fleet).at(TopicKind.SERVER_STATE)
         self._transport = MqttTransport(
             address,

@@ -35,7 +35,7 @@ def diagnose(config: AggregatorConfig) -> list[Check]:
     return [
         ok("membership", f"aggregator of fleet {member.fleet}, devices: {devices}"),
         *local_checks(directory),
-        *membership_checks(member, "aggregator", config.broker, ca=config.ca, cert=config.cert, key=config.key),
+        *membership_checks(member, "aggregator", config),
         _service(status),
         _devices(status),
         checked("runs", lambda: _runs(member)),

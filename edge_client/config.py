@@ -42,6 +42,7 @@ class EdgeConfig:
             rare=True,
         ),
     ] = None
+    decimal: Annotated[str, Setting("Decimal mark of CSV files: `.` or `,`.", shown="found in the file")] = ""
     watch: Annotated[
         bool,
         Setting(
@@ -55,6 +56,12 @@ class EdgeConfig:
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
     key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
+    proxy: Annotated[
+        str,
+        Setting(
+            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
+        ),
+    ] = field(default="", repr=False)
     threads: Annotated[int, Setting("Threads of ONNX Runtime, or of numpy's BLAS.", rare=True)] = 1
     once: Annotated[
         bool,
@@ -117,7 +124,7 @@ class EdgeConfig:
     @property
     def reading(self) -> Reading:
         """How the files of samples are read."""
-        return Reading(self.label, self.separator, self.skip_bad, growing=self.watch)
+        return Reading(self.label, self.separator, self.skip_bad, growing=self.watch, decimal=self.decimal)
 
     @property
     def finishes(self) -> bool:

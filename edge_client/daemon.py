@@ -96,13 +96,7 @@ def _serve(config: EdgeConfig) -> None:
         signal.signal(number, lambda *_: inbox.put(None))
     birth = next_birth(membership)
     DeviceState(config.dir).clear_trouble()
-    address = BrokerAddress.parse(
-        config.broker or membership.broker,
-        ca_file=config.ca,
-        cert_file=config.cert,
-        key_file=config.key,
-        chunk_bytes=config.chunk_bytes,
-    )
+    address = BrokerAddress.of(config, membership.broker)
     transport = MqttTransport(
         address,
         f"shoal-{membership.fleet}-{membership.name}",

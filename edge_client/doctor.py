@@ -41,7 +41,7 @@ def diagnose(config: EdgeConfig, *, with_data: bool) -> list[Check]:
     return [
         _membership(member),
         *local_checks(directory),
-        *membership_checks(member, member.name, config.broker, ca=config.ca, cert=config.cert, key=config.key),
+        *membership_checks(member, member.name, config),
         _service(files),
         _clock(files),
         checked("state", lambda: _state(files, member)),

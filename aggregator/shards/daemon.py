@@ -76,13 +76,7 @@ class WorkerDaemon:
         self._service: WorkerService | None = None
         self._sender: BlockSender | None = None
         self._jobs = ThreadWorkers(self._inbox.put, "shoal-sums")
-        address = BrokerAddress.parse(
-            config.broker or self._membership.broker,
-            ca_file=config.ca,
-            cert_file=config.cert,
-            key_file=config.key,
-            chunk_bytes=config.chunk_bytes,
-        )
+        address = BrokerAddress.of(config, self._membership.broker)
         name, will = self._membership.identity.name, worker_presence(self._membership, self._birth, online=False)
         self._transport = MqttTransport(
             address,

@@ -205,6 +205,7 @@ def _read(source: Path, manifest: TaskManifest, reading: Reading, damage: Damage
         data=manifest.data,
         label=reading.label,
         separator=reading.separator,
+        decimal=reading.decimal,
         labelled=labelled,
         growing=reading.growing,
     )

@@ -47,7 +47,7 @@ IMAGE_RANK: Final = 2
 def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
     """Return the doubts about samples in the units of the data; whole numbers and images have none about features.
 
-    Columns without names may be pixels, of which some are always black: that they don't vary is no doubt.
+    Columns without names and scale may be pixels, of which some are always black: that they don't vary is no doubt.
     """
     about_y = target_doubt(samples.y, manifest) if manifest.kind == "regression" else class_doubt(samples.y, manifest)
     found = [about_y] if about_y else []
@@ -61,7 +61,8 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
     if not counts.all():
         empty = [_name(int(at), manifest) for at in np.flatnonzero(counts == 0)]
         found.append(f"{_listed(empty)} no value in any sample: an empty column teaches nothing; check the file")
-    if manifest.data.features and not varies[counts > 0].all():
+    table = bool(manifest.data.features) or manifest.data.standardise != "off"
+    if table and not varies[counts > 0].all():
         constant = [_name(int(at), manifest) for at in np.flatnonzero(~varies & (counts > 0))]
         found.append(
             f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"

@@ -29,6 +29,7 @@ class Reading:
         separator: of CSV files, one character; empty to find it. It may be given as ``tab``.
         skip_bad: most damaged samples that are left out; None for LEAST_LEFT_OUT or MOST_LEFT_OUT_PERCENT, whichever is more, but
             fewer than the whole ones.
+        decimal: decimal mark of CSV files, a point or a comma; empty to find it.
         growing: a last line of text without its end is still being written, and is no sample yet.
     """
 
@@ -36,6 +37,7 @@ class Reading:
     separator: str = ""
     skip_bad: int | None = None
     growing: bool = False
+    decimal: str = ""
 
     def __post_init__(self) -> None:
         if self.separator == "tab":
@@ -44,6 +46,8 @@ class Reading:
             raise ConfigError(
                 f"the separator is one character or tab, not {self.separator!r}", hint="leave it out to find it"
             )
+        if self.decimal not in ("", ".", ","):
+            raise ConfigError(f"the decimal mark is . or , and not {self.decimal!r}", hint="leave it out to find it")
         if self.skip_bad is not None and self.skip_bad < 0:
             raise ConfigError(f"skip_bad is a number of samples, not {self.skip_bad}", hint="0 leaves none out")
 

@@ -72,7 +72,7 @@ class TableSpec:
         width: values of a sample.
         data: the task's declaration.
         label: name of the label column by the device's configuration; empty for the task's.
-        separator: of CSV files; empty to find it.
+        separator, decimal: of CSV files; empty to find them.
         labelled: whether labels are needed.
         growing: whether a last line without its end is no sample yet.
     """
@@ -81,6 +81,7 @@ class TableSpec:
     data: DataDeclaration = NO_DECLARATION
     label: str = ""
     separator: str = ""
+    decimal: str = ""
     labelled: bool = True
     growing: bool = False
 
@@ -290,7 +291,7 @@ def _form(file: TextIO, spec: TableSpec) -> _Form:
     text = [line for line in head if line.strip() and "\0" not in line]
     named = _SEP_LINE.fullmatch(text[0].strip("\r\n")) if text else None
     given = spec.separator or (named[1] if named else "")
-    best, most = _Form(given or DEFAULT_SEPARATOR, 0, "."), 0
+    best, most = _Form(given or DEFAULT_SEPARATOR, 0, spec.decimal or "."), 0
     for separator in (given,) if given else SEPARATORS:
         try:
             rows = list(csv.reader(text[1:] if named else text, delimiter=separator))
@@ -299,7 +300,7 @@ def _form(file: TextIO, spec: TableSpec) -> _Form:
         widths = Counter(len(cells) for cells in rows if len(cells) > 1)
         width, lines = max(widths.items(), key=lambda item: item[1], default=(0, 0))
         if lines > most:
-            best, most = _Form(separator, width, _decimal(rows, separator)), lines
+            best, most = _Form(separator, width, spec.decimal or _decimal(rows, separator)), lines
     return best
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.address import BrokerAddress
+from shoal.address import BrokerAddress, BrokerSettings
 from shoal.errors import ConfigError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.directory import ROSTER_FILE
@@ -46,22 +46,17 @@ def local_checks(directory: Path) -> list[Check]:
     ]
 
 
-def membership_checks(
-    member: Membership[Any], name: str, url: str, *, ca: Path | None, cert: Path | None, key: Path | None
-) -> list[Check]:
+def membership_checks(member: Membership[Any], name: str, settings: BrokerSettings) -> list[Check]:
     """Return the checks of roster and clock, and of the broker.
 
     Args:
         member: of a device or an aggregator.
         name: the party's name.
-        url: the broker's address; empty for that in the grant.
-        ca: PEM file of trusted CA certificates; None for the system's.
-        cert: PEM file of the client certificate; None without one.
-        key: PEM file of its private key.
+        settings: how the party reaches the broker.
     """
     roster = roster_check(member.roster)
     try:
-        address = BrokerAddress.parse(url or member.broker, ca_file=ca, cert_file=cert, key_file=key)
+        address = BrokerAddress.of(settings, member.broker)
     except ConfigError as error:
         return [roster, Check("broker", "failure", str(error), error.hint)]
     topics = Topics(member.fleet)

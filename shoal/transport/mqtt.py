@@ -110,7 +110,7 @@ class MqttTransport:
     """A client of an MQTT broker; implements shoal.transport.base.Transport.
 
     Args:
-        url: ``mqtt[s]://[user:password@]host[:port]``, or an address with its certificates.
+        url: as `BrokerAddress.parse` takes it, or an address with its certificates and proxy.
         client_id: unique among the broker's clients; names the session.
         sink: receives every event on the network thread: put it on a queue and return.
         will: topic and payload that the broker retains if the connection is lost.
@@ -226,7 +226,7 @@ class MqttTransport:
                 self._queue.clear()
             self.close()
             raise BrokerUnreachableError(
-                f"no MQTT broker can be used at {self.address}: {failure}",
+                f"no MQTT broker can be used at {self.address.place}: {failure}",
                 hint=HINTS.get(
                     self._failure_code or 0,
                     "check the address, that the broker runs, and the user, password or certificate that it asks for",
@@ -412,9 +412,11 @@ class MqttTransport:
                 if not self._closing:
                     self._told_offline = True
                     if self._link.reason_code in HINTS:
-                        _log.warning("not connected to %s: %s; %s", self.address, reason, HINTS[self._link.reason_code])
+                        _log.warning(
+                            "not connected to %s: %s; %s", self.address.place, reason, HINTS[self._link.reason_code]
+                        )
                     else:
-                        _log.info("not connected to %s: %s", self.address, reason)
+                        _log.info("not connected to %s: %s", self.address.place, reason)
                 self._pause(backoff_s(attempt, *self._reconnect_s, uniform))
                 attempt += 1
             if self._taken_over:

@@ -35,6 +35,7 @@ from shoal.address import BrokerAddress
 from shoal.errors import text_of
 from shoal.protocol.chunking import PACKET_ROOM_BYTES
 from shoal.transport.base import Qos, Will, packet_bytes
+from shoal.transport.websocket import WebSocket, connected
 
 if TYPE_CHECKING:
     import ssl
@@ -45,7 +46,7 @@ WINDOW: Final = 32
 """Most publishes inside paho at a time: 4 MB of 120 KiB chunks, enough for 1 Gbit/s over 30 ms of delay."""
 
 TCP_TIMEOUT_S: Final = 5.0
-"""Timeout of the TCP and TLS handshakes."""
+"""Timeout of each of the handshakes of TCP, proxy, TLS and websocket."""
 
 CHOKES: Final = 2
 """So many connections in a row that end over packets of a new size show that the broker refuses them; one may be an accident."""
@@ -128,6 +129,26 @@ class _BoundedClient(Client):
     overrun = False
     ahead = b""
     verdict = 0
+
+    def __init__(self, address: BrokerAddress, **options: Any) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, transport="websockets" if address.path else "tcp", **options)
+        self._address = address
+
+    def _create_socket_connection(self) -> socket.socket:
+        return connected((self._host, self._port), self._address.proxy, TCP_TIMEOUT_S)
+
+    def _create_socket(self) -> Any:
+        if not self._address.path:
+            return super()._create_socket()
+        sock: Any = self._create_socket_connection()
+        try:
+            if self._ssl:
+                sock = self._ssl_wrap_socket(sock)
+            path, tls = self._address.path, self._ssl
+            return WebSocket(sock, self._host, self._port, path, tls=tls, timeout_s=TCP_TIMEOUT_S)
+        except OSError:
+            sock.close()
+            raise
 
     def _sock_recv(self, bufsize: int) -> bytes:
         length = self._in_packet["remaining_length"]
@@ -429,7 +450,7 @@ class Link:
     def _make_client(self) -> _BoundedClient:
         options = self._options
         client = _BoundedClient(
-            CallbackAPIVersion.VERSION2,
+            options.address,
             client_id=options.client_id,
             # paho refuses this argument with MQTT 5, where clean_start takes its place.
             clean_session=None if self._is_v5 else options.session_expiry_s == 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import ssl
 import threading
 import time
@@ -16,6 +15,7 @@ from shoal.errors import BrokerUnreachableError, ConfigError, text_of
 from shoal.protocol.topics import matches
 from shoal.transport.base import Connected, Message, TransportEvent
 from shoal.transport.mqtt import MqttTransport
+from shoal.transport.websocket import connected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,7 +177,7 @@ def certificate_expiry(address: BrokerAddress) -> int:
     assert context is not None, "the address has no TLS"
     try:
         with (
-            socket.create_connection((address.host, address.port), limits.CONNECT_TIMEOUT_S) as plain,
+            connected((address.host, address.port), address.proxy, limits.CONNECT_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=address.host) as connection,
         ):
             expiry = (connection.getpeercert() or {})["notAfter"]

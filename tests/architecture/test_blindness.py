@@ -134,13 +134,17 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
 
 
 def test_the_aggregators_configuration_has_no_place_for_a_key():
-    """Its fields are pinned: a new one must be looked at here. ``key`` is the TLS key's path, ``http_token`` the token file's."""
+    """Its fields are pinned: a new one must be looked at here. ``key`` is the TLS key's path, ``http_token`` the token file's.
+
+    ``broker`` and ``proxy`` may hold this program's own password there.
+    """
     assert [f.name for f in dataclasses.fields(AggregatorConfig)] == [
         "dir",
         "broker",
         "ca",
         "cert",
         "key",
+        "proxy",
         "device",
         "once",
         "log",

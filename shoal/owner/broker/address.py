@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
@@ -34,6 +34,12 @@ class OwnerConfig:
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="broker-config's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.")] = None
     key: Annotated[Path | None, Setting("Client certificate's key.")] = None
+    proxy: Annotated[
+        str,
+        Setting(
+            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
+        ),
+    ] = field(default="", repr=False)
     chunk_bytes: Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.")] = (
         CHUNK_BYTES
     )
@@ -84,9 +90,14 @@ def owner_address(fleet: FleetDirectory) -> BrokerAddress:
     """Return the broker's address as the owner connects to it: by default with the CA that `broker-config` made, if any."""
     url, config = fleet.broker_for(OWNER_NAME), settings_of(fleet.path)
     own_ca = fleet.path / CA_FILE
-    ca = config.ca or (own_ca if own_ca.exists() and url.startswith("mqtts") else None)
+    ca = config.ca or (own_ca if own_ca.exists() and url.startswith(("mqtts", "wss")) else None)
     return BrokerAddress.parse(
-        url, ca_file=ca, cert_file=config.cert, key_file=config.key, chunk_bytes=config.chunk_bytes
+        url,
+        ca_file=ca,
+        cert_file=config.cert,
+        key_file=config.key,
+        chunk_bytes=config.chunk_bytes,
+        proxy=config.proxy,
     )
 
 

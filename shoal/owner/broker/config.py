@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from aggregator.page.home_assistant import check_prefix, sensor_topics
 from shoal import limits
-from shoal.address import BrokerAddress
+from shoal.address import PORTS, BrokerAddress
 from shoal.errors import ConfigError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.broker.address import CA_FILE
@@ -227,8 +227,12 @@ def config(
         "",
         f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
     ]
+    if address.path:
+        lines.append("protocol websockets")
     if address.tls:
         lines += [f"certfile {installed}/server.crt", f"keyfile {installed}/server.key", "tls_version tlsv1.2"]
+    if address.path:
+        lines += ["# mosquitto 2.0.11 does not start with websockets alone.", f"listener {PORTS['mqtt']} 127.0.0.1"]
     lines += [
         "",
         "# Without this every small message waits for Nagle's algorithm.",

@@ -94,3 +94,71 @@ def test_tls_verifies_the_broker_by_default() -> None:
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert BrokerAddress.parse("mqtt://host").tls_context() is None
+
+
+def test_websockets_have_a_path() -> None:
+    plain, secure = (BrokerAddress.parse(url) for url in ("ws://10.0.0.1", "wss://u:p@broker.example:8443/site/mqtt/"))
+    assert (plain.port, plain.path, plain.tls) == (80, "/mqtt", False)
+    assert (secure.port, secure.path, secure.tls) == (8443, "/site/mqtt", True)
+    assert [str(plain), str(secure)] == ["ws://10.0.0.1:80/mqtt", "wss://broker.example:8443/site/mqtt"]
+
+
+@pytest.mark.parametrize("url", ["wss://host/a b", "wss://host/\u00f6", "wss://host/m?x=1"])
+def test_other_paths_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        BrokerAddress.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "no_proxy", "used"),
+    [
+        ("mqtts://broker.example", "", True),
+        ("wss://broker.example", "other.example", True),
+        ("wss://broker.example", ".example", False),
+        ("wss://broker.example", "broker.example", False),
+        ("wss://broker.example", "*", False),
+        ("mqtt://broker.example", "", False),
+        ("ws://broker.example", "", False),
+        ("mqtts://localhost", "", False),
+        ("mqtts://192.168.0.7", "", False),
+        ("mqtts://10.1.2.3", "", False),
+        ("mqtts://site.local", "", False),
+        ("mqtts://93.184.216.34", "", True),
+    ],
+)
+def test_the_environments_proxy(monkeypatch: pytest.MonkeyPatch, url: str, no_proxy: str, used: bool) -> None:
+    monkeypatch.setenv("https_proxy", "http://us:secret-word@proxy:3128")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    address = BrokerAddress.parse(url)
+    assert address.proxy_name == ("http://proxy:3128" if used else "")
+    assert "secret-word" not in f"{address} {address!r}"
+
+
+def test_a_given_proxy_is_for_each_address() -> None:
+    address = BrokerAddress.parse("mqtt://10.0.0.1", proxy="socks5://proxy")
+    assert address.proxy_name == "socks5://proxy:1080"
+
+
+@pytest.mark.parametrize("proxy", ["proxy:3128", "https://proxy", "http://", "http://proxy:99999", "http://proxy/x"])
+def test_other_proxies_are_not_repeated(proxy: str) -> None:
+    with pytest.raises(ConfigError, match="the proxy's URL is not valid"):
+        BrokerAddress.parse("mqtts://host", proxy=proxy)
+
+
+def test_port_443_is_shared_by_name() -> None:
+    """ALPN: brokers in the cloud have MQTT beside HTTPS."""
+    offered = []
+
+    class Context:
+        minimum_version = None
+
+        def set_alpn_protocols(self, names: list[str]) -> None:
+            offered.extend(names)
+
+    import ssl
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", lambda **_files: Context())
+        for url in ("mqtts://host:443", "mqtts://host", "wss://host"):
+            BrokerAddress.parse(url).tls_context()
+    assert offered == ["mqtt", "x-amzn-mqtt-ca"]

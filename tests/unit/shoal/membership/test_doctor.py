@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 import pytest
 
+from edge_client.config import EdgeConfig
 from shoal.membership import doctor
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.checks import Check
@@ -79,7 +81,7 @@ def test_rosters_dates_show_a_wrong_clock(member):
 def test_silent_broker_shows_no_secret(member):
     """A broker that does not answer and no secret is shown."""
     url = "mqtt://user:hunter2@127.0.0.1:1"
-    roster, broker, tls = membership_checks(member, "dev-1", url, ca=None, cert=None, key=None)
+    roster, broker, tls = membership_checks(member, "dev-1", EdgeConfig(Path(), Path(), broker=url))
     assert roster.result == "ok"
     assert (broker.name, broker.result) == ("broker", "failure")
     assert "mqtt://127.0.0.1:1" in broker.detail
@@ -89,7 +91,7 @@ def test_silent_broker_shows_no_secret(member):
 
 def test_bad_address_shows_no_secret(member):
     """An address that is none shows no secret either."""
-    _, broker = membership_checks(member, "dev-1", "http://user:hunter2@x", ca=None, cert=None, key=None)
+    _, broker = membership_checks(member, "dev-1", EdgeConfig(Path(), Path(), broker="http://user:hunter2@x"))
     assert (broker.name, broker.result) == ("broker", "failure")
     assert "hunter2" not in str(broker)
 

@@ -54,6 +54,6 @@ def test_settings():
     assert made.values == {"k": "2", "restarts": "3"}
 
 
-def test_a_field_has_either_a_knob_or_a_type_of_its_own():
+def test_a_field_has_a_knob_or_its_own_type():
     own = {"algorithm", "settings", "local", "pretrain"}
     assert {field.name for field in dataclasses.fields(Recipe)} == own | knobs(Recipe).keys()

@@ -148,3 +148,9 @@ def test_unfit_prefix_is_refused(tmp_path, prefix):
     with pytest.raises(ConfigError, match="is no topic prefix"):
         write_broker_config(owner, tmp_path / "broker", home_assistant=prefix)
     assert owner.users.home_assistant == ""
+
+
+def test_websockets_have_a_listener():
+    text = config(BrokerAddress.parse("wss://broker.example/mqtt"), Path("/b"))
+    assert "listener 443\nprotocol websockets\ncertfile /b/server.crt" in text
+    assert "listener 1883 127.0.0.1\n" in text
