@@ -25,6 +25,7 @@ from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual
+from edge_client.storage.scales import Scale
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.codec import encode
@@ -52,7 +53,8 @@ class TrainingContext:
         round: the keys and statements of the assignment's round.
         private: the device's private coordinates as the round begins, (p,) float32; p is 0 for most tasks.
         residual: that of the device's last upload, if it may be added to this one.
-        shares: the device's samples; scaled: the same in the scales of those models of the round that have another.
+        shares: the device's samples.
+        scales: of those models of the round that have another than the shares; scaled: the samples in these scales.
     """
 
     run: Run
@@ -63,6 +65,7 @@ class TrainingContext:
     round: RoundContext
     private: Float32Vector = field(default_factory=lambda: np.empty(0, np.float32))
     residual: Residual | None = None
+    scales: Mapping[int, Scale] = field(default_factory=dict)
     scaled: Mapping[int, DataSplits] = field(default_factory=dict)
 
     def samples_for(self, model: int) -> DataSplits:
@@ -104,7 +107,7 @@ class Finished:
 
 
 def carry_out(
-    shop: TrainingContext,
+    context: TrainingContext,
     announcement: Announcement,
     assignment: Assignment,
     models: Mapping[int, Float32Vector],
@@ -113,7 +116,7 @@ def carry_out(
     """Carry ``assignment`` out and return the sealed upload.
 
     Args:
-        shop: data, backend and keys.
+        context: data, backend and keys.
         announcement: the round.
         assignment: this device's part.
         models: theta (d,), float32, of each of the assignment's models, without private coordinates.
@@ -124,45 +127,47 @@ def carry_out(
         TaskError: the model or the data can't be used.
     """
     federated = models
-    models = {model: joined(theta, shop.private) for model, theta in federated.items()}
+    models = {model: joined(theta, context.private) for model, theta in federated.items()}
     chosen, loss = assignment.candidates[0], 0.0
     margins: tuple[float, ...] = ()
     offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
-        losses = _losses(shop, assignment, {c: models[c] for c in offered})
+        losses = _losses(context, assignment, {c: models[c] for c in offered})
         best = scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
-            margins = reported_margins(losses, squared=is_real(shop.shares.train.y))
+            margins = reported_margins(losses, squared=is_real(context.shares.train.y))
     theta = models[chosen]
     correct = tested = 0
     if assignment.evaluate:
-        test = shop.samples_for(chosen).test
-        score = shop.backend.score(theta, test.x, test.y)
+        test = context.samples_for(chosen).test
+        score = context.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body: bytes | memoryview = b""
     norm, model_norm, nearest = 0.0, 0.0, 0
     private: Float32Vector | None = None
     left: Float32Vector | None = None
     if assignment.trains:
-        result = _train(shop, announcement.round, assignment.phase, theta, chosen, cancelled)
+        result = _train(context, announcement.round, assignment.phase, theta, chosen, cancelled)
         if len(offered) == 1:  # a single candidate was not scored before
             loss = result.mean_loss
         delta = result.delta
         if assignment.phase == Phase.ADAPT:
             trained = {chosen: theta + delta}
             for c in assignment.candidates[1:]:
-                other = _train(shop, announcement.round, assignment.phase, models[c], c, cancelled)
+                other = _train(context, announcement.round, assignment.phase, models[c], c, cancelled)
                 trained[c] = models[c] + other.delta
-            shares = {c: share_of(shop.samples_for(c), assignment.share) for c in trained}
-            before = [scoring.sample_losses(models[c], share, shop.backend, cancelled) for c, share in shares.items()]
-            margins = trial_margins(before, _losses(shop, assignment, trained), shares[chosen].y)
+            shares = {c: share_of(context.samples_for(c), assignment.share) for c in trained}
+            before = [
+                scoring.sample_losses(models[c], share, context.backend, cancelled) for c, share in shares.items()
+            ]
+            margins = trial_margins(before, _losses(context, assignment, trained), shares[chosen].y)
         if assignment.train:
-            private = shop.private + delta[len(federated[chosen]) :]
+            private = context.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
         theta, delta = federated[chosen], delta[: len(federated[chosen])]
-        if shop.plan.recipe.norm_noise:
-            delta = delta * np.float32(noise_factor(shop.plan.recipe.norm_noise))
+        if context.plan.recipe.norm_noise:
+            delta = delta * np.float32(noise_factor(context.plan.recipe.norm_noise))
         if assignment.norm:
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if assignment.compare:
@@ -170,11 +175,11 @@ def carry_out(
             find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
             nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
-            sent = with_residual(delta, shop.residual, chosen, assignment.phase)
-            encoded = _encoded(shop, sent, announcement.round, assignment.phase)
+            sent = with_residual(delta, context.residual, chosen, assignment.phase)
+            encoded = _encoded(context, sent, announcement.round, assignment.phase)
             body, left, norm = encoded.body, encoded.residual, float(np.linalg.norm(sent))
     pieces = sealed_upload(
-        shop,
+        context,
         announcement,
         assignment,
         chosen,
@@ -190,25 +195,27 @@ def carry_out(
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
-def _losses(shop: TrainingContext, assignment: Assignment, models: Mapping[int, Float32Vector]) -> NDArray[np.float64]:
+def _losses(
+    context: TrainingContext, assignment: Assignment, models: Mapping[int, Float32Vector]
+) -> NDArray[np.float64]:
     """Return the mean losses of models (d + p,) on the order's share, each in its scale: (k,), float64."""
-    shares = {c: share_of(shop.samples_for(c), assignment.share) for c in models}
-    return np.concatenate([scoring.score([theta], shares[c], shop.backend) for c, theta in models.items()])
+    shares = {c: share_of(context.samples_for(c), assignment.share) for c in models}
+    return np.concatenate([scoring.score([theta], shares[c], context.backend) for c, theta in models.items()])
 
 
 def report_statistics(
-    shop: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
+    context: TrainingContext, announcement: Announcement, assignment: Assignment, vector: Float32Vector
 ) -> Finished:
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
-    if shop.plan.recipe.norm_noise:
-        vector = vector * np.float32(noise_factor(shop.plan.recipe.norm_noise))
-    body = _encoded(shop, vector, announcement.round, assignment.phase).body
+    if context.plan.recipe.norm_noise:
+        vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
+    body = _encoded(context, vector, announcement.round, assignment.phase).body
     model = assignment.candidates[0]
-    return Finished(sealed_upload(shop, announcement, assignment, model, body), model, 0.0, 0, 0)
+    return Finished(sealed_upload(context, announcement, assignment, model, body), model, 0.0, 0, 0)
 
 
 def _train(
-    shop: TrainingContext,
+    context: TrainingContext,
     round_: int,
     phase: Phase,
     theta: Float32Vector,
@@ -216,15 +223,17 @@ def _train(
     cancelled: Callable[[], bool],
 ) -> training.TrainResult:
     """Train theta (d + p,), a ``model`` of the round, on the device's data: every model of the round sees the same batches."""
-    order = BatchOrder(shop.plan, shop.identity.name, round_)
-    recipe = local_training(shop.plan, phase)
-    return training.train(theta, shop.samples_for(model).train, recipe, shop.backend, order, round_ - 1, cancelled)
+    order = BatchOrder(context.plan, context.identity.name, round_)
+    recipe = local_training(context.plan, phase)
+    return training.train(
+        theta, context.samples_for(model).train, recipe, context.backend, order, round_ - 1, cancelled
+    )
 
 
-def _encoded(shop: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
-    seed = upload_seed(shop.plan.run_id, round_, phase, shop.identity.name)
-    cuts = borders(len(update), len(shop.plan.workers))
-    return encode_update(update, shop.round.derive_mask(), shop.plan.recipe.precision_up, seed, cuts)
+def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
+    seed = upload_seed(context.plan.run_id, round_, phase, context.identity.name)
+    cuts = borders(len(update), len(context.plan.workers))
+    return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts)
 
 
 def _residual(left: Float32Vector, announcement: Announcement, model: int, header: SealedMessage) -> Residual:
@@ -234,7 +243,7 @@ def _residual(left: Float32Vector, announcement: Announcement, model: int, heade
 
 
 def sealed_upload(
-    shop: TrainingContext,
+    context: TrainingContext,
     announcement: Announcement,
     assignment: Assignment,
     model: int,
@@ -250,7 +259,7 @@ def sealed_upload(
     """Return an upload, sealed and signed; see `seal_pieces`.
 
     Args:
-        shop: keys and plan.
+        context: keys and plan.
         announcement: the round.
         assignment: this device's part in it.
         model: the chosen candidate.
@@ -262,35 +271,35 @@ def sealed_upload(
         model_norm: see Upload.
         nearest: see Upload.
     """
-    attached = shop.round.attachment(shop.identity)
-    samples, hits, tries = reported_counts(shop.plan, len(shop.shares.train), correct, tested)
+    attached = context.round.attachment(context.identity)
+    samples, hits, tries = reported_counts(context.plan, len(context.shares.train), correct, tested)
     upload = Upload(
-        fleet=shop.plan.fleet,
-        run=shop.plan.run,
-        run_id=shop.plan.run_id,
+        fleet=context.plan.fleet,
+        run=context.plan.run,
+        run_id=context.plan.run_id,
         round=announcement.round,
         phase=assignment.phase,
         nonce=announcement.nonce,
-        device=shop.identity.name,
-        recipient=shop.aggregator.seal_key,
-        task_digest=shop.plan.task_digest,
-        mode=shop.plan.recipe.mode,
-        key_id=shop.round.key_id,
+        device=context.identity.name,
+        recipient=context.aggregator.seal_key,
+        task_digest=context.plan.task_digest,
+        mode=context.plan.recipe.mode,
+        key_id=context.round.key_id,
         model=model,
         samples=samples,
         loss=loss,
         margins=margins,
         correct=hits,
         tested=tries,
-        length=shop.plan.length if body else 0,
+        length=context.plan.length if body else 0,
         model_norm=model_norm,
         attached=len(attached),
-        key_version=shop.round.keys.key_version,
-        statement=shop.round.statement,
+        key_version=context.round.keys.key_version,
+        statement=context.round.statement,
         nearest=nearest,
-        precision=shop.plan.recipe.precision_up,
+        precision=context.plan.recipe.precision_up,
     )
-    return seal_pieces(shop.identity, shop.plan, shop.aggregator, upload, body, attached)
+    return seal_pieces(context.identity, context.plan, context.aggregator, upload, body, attached)
 
 
 def seal_pieces(

@@ -74,7 +74,7 @@ class JobFactory:
         self._membership = membership
         self._load_data = load_data
         self._threads = threads
-        self._workshop: Callable[..., TrainingContext] | None = None
+        self._context_of: Callable[..., TrainingContext] | None = None
         self._shares: tuple[bytes, DataSplits] | None = None
         self.doubts: tuple[str, ...] = ()
         self.left_out = NONE_LEFT_OUT
@@ -82,7 +82,6 @@ class JobFactory:
         self._raw: DataSplits | None = None
         self._run: Run | None = None
         self._scales = Scales(membership.directory)
-        self._others: Mapping[int, Scale] = {}
         self._took: tuple[Run, Scale] | None = None
         self._private: PrivateValues | None = None
 
@@ -112,7 +111,7 @@ class JobFactory:
             self._keep_scale(self._scale)
         shares, member = self._shares[1], self._membership
         private = PrivateValues(member.directory, run.plan.run_id, initial)
-        self._workshop = partial(
+        self._context_of = partial(
             TrainingContext,
             run=run,
             identity=member.identity,
@@ -166,16 +165,16 @@ class JobFactory:
 
     def _adopt_samples(self) -> None:
         found, self._read_again = self._read_again, None
-        if found is None or found[0] is not self._run or self._shares is None or self._workshop is None:
+        if found is None or found[0] is not self._run or self._shares is None or self._context_of is None:
             return
         _, splits, raw, self._seen, left_out = found
         if splits is not None:
             self.left_out = left_out
             self._raw = None if self._raw is None else raw
             self._shares = (self._shares[0], splits)
-            self._workshop = partial(self._workshop, shares=splits)
+            self._context_of = partial(self._context_of, shares=splits)
 
-    def _with_new_samples(self, shop: TrainingContext, run: Run, seen: FilesSeen) -> TrainingContext:
+    def _with_new_samples(self, context: TrainingContext, run: Run, seen: FilesSeen) -> TrainingContext:
         """Return the context with the samples as the files have them now; runs in the worker's thread.
 
         Files that are being written, or have grown too large, leave the samples as they are.
@@ -190,15 +189,15 @@ class JobFactory:
             left_out = found.left_out
             samples = self._split(found, split_seed(self._membership))
             splits = prepared(samples, self._scale)
-            scaled = {m: prepared(samples, scale) for m, scale in self._others.items()}
+            scaled = {m: prepared(samples, scale) for m, scale in context.scales.items()}
         except DataError as error:
             facts = {"reason": error, "hint": error.hint}
             LOG.warning("the data have changed and can't be read: the samples before stay in use", extra={"kv": facts})
         self._read_again = (run, splits, samples, seen, left_out)
         if splits is None:
-            return shop
+            return context
         LOG.info("data read again", extra={"kv": {"samples": len(splits.train)}})
-        return dataclasses.replace(shop, shares=splits, scaled=scaled)
+        return dataclasses.replace(context, shares=splits, scaled=scaled)
 
     def _has_scale_of(self, run: Run) -> bool:
         return self._scale is not None and self._scale.run_id == run.plan.run_id
@@ -235,8 +234,8 @@ class JobFactory:
             self._doubt(scale)
         self._keep_scale(scale)
         self._scale, self._shares = scale, (self._shares[0], prepared(self._raw, scale))
-        assert self._workshop is not None
-        self._workshop = partial(self._workshop, shares=self._shares[1])
+        assert self._context_of is not None
+        self._context_of = partial(self._context_of, shares=self._shares[1])
 
     def _statistics(self, run: Run, before: Float32Vector) -> Float32Vector:
         """Return how the device's statistics differ from those ``before``, (d,) float32.
@@ -276,7 +275,7 @@ class JobFactory:
 
         ``residual`` is that of the device's last upload, if it may be added.
         """
-        assert self._workshop is not None
+        assert self._context_of is not None
         assert self._private is not None
         self._adopt()
         assert self._run is not None
@@ -285,22 +284,25 @@ class JobFactory:
         if assignment.phase == Phase.STATISTICS:
             if manifest.data.standardise != "federated":
                 raise UntrustedError("an order for statistics, which the task does not need")
-            shop = self._workshop(round=models.context(announcement, assignment), private=private)
+            context = self._context_of(round=models.context(announcement, assignment), private=private)
             before = thetas[assignment.candidates[0]]
-            return lambda _cancelled: report_statistics(shop, announcement, assignment, self._statistics(run, before))
+            return lambda _cancelled: report_statistics(
+                context, announcement, assignment, self._statistics(run, before)
+            )
         scales = self._scales_of(run, announcement, assignment, models)
         for scale in scales[:1]:
             self._use_scale(scale)
-        self._others = {m: s for m, s in zip(assignment.models, scales, strict=False) if s != self._scale}
-        shop = self._workshop(round=models.context(announcement, assignment), private=private, residual=residual)
+        others = {m: s for m, s in zip(assignment.models, scales, strict=False) if s != self._scale}
+        context = self._context_of(round=models.context(announcement, assignment), private=private, residual=residual)
         if self._raw is not None:
-            shop = dataclasses.replace(shop, scaled={m: prepared(self._raw, s) for m, s in self._others.items()})
+            scaled = {m: prepared(self._raw, scale) for m, scale in others.items()}
+            context = dataclasses.replace(context, scales=others, scaled=scaled)
         carry = self._finish if announcement.finished else carry_out
         seen = self._changed()
         if seen is None:
-            return lambda cancelled: carry(shop, announcement, assignment, thetas, cancelled)
+            return lambda cancelled: carry(context, announcement, assignment, thetas, cancelled)
         return lambda cancelled: carry(
-            self._with_new_samples(shop, run, seen), announcement, assignment, thetas, cancelled
+            self._with_new_samples(context, run, seen), announcement, assignment, thetas, cancelled
         )
 
     def _changed(self) -> FilesSeen | None:
@@ -337,7 +339,7 @@ class JobFactory:
 
     def _finish(
         self,
-        shop: TrainingContext,
+        context: TrainingContext,
         announcement: Announcement,
         assignment: Assignment,
         thetas: Mapping[int, Float32Vector],
@@ -348,26 +350,26 @@ class JobFactory:
         Earlier finished models of the same task are measured again: the samples may have changed since, and only figures of
         the same samples can be compared.
         """
-        done = carry_out(shop, announcement, assignment, thetas, cancelled)
-        theta = joined(thetas[done.model], shop.private)
-        if done.model in self._others:
-            self._took = shop.run, self._others[done.model]
-            self._keep_scale(self._others[done.model])
-        found = {announcement.run_id: _validation(shop, theta, shop.samples_for(done.model).validation)}
+        done = carry_out(context, announcement, assignment, thetas, cancelled)
+        theta = joined(thetas[done.model], context.private)
+        if done.model in context.scales:
+            self._took = context.run, context.scales[done.model]
+            self._keep_scale(context.scales[done.model])
+        found = {announcement.run_id: _validation(context, theta, context.samples_for(done.model).validation)}
         store = FinishedModels(self._membership.directory)
         try:
-            earlier = [m for m in store.models() if m.task == shop.plan.task_digest and m.run_id not in found]
+            earlier = [m for m in store.models() if m.task == context.plan.task_digest and m.run_id not in found]
         except IntegrityError:
             earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
         for model in earlier:
             try:
-                scale = scale_for(shop.run.bundle.manifest, self._scales, model.run_id)
-                share = rescaled(shop.shares.validation, self._scale, scale)
-                found[model.run_id] = _validation(shop, store.load(model, model.own).theta, share)
+                scale = scale_for(context.run.bundle.manifest, self._scales, model.run_id)
+                share = rescaled(context.shares.validation, self._scale, scale)
+                found[model.run_id] = _validation(context, store.load(model, model.own).theta, share)
             except ShoalError as error:
                 LOG.warning("a finished model can't be used", extra={"kv": {"run": model.run, "reason": error}})
                 found[model.run_id] = UNMEASURED
-        return dataclasses.replace(done, validation=found, doubts=_doubts(shop, found[announcement.run_id]))
+        return dataclasses.replace(done, validation=found, doubts=_doubts(context, found[announcement.run_id]))
 
 
 def split_seed(membership: DeviceMembership) -> bytes:
@@ -375,15 +377,15 @@ def split_seed(membership: DeviceMembership) -> bytes:
     return f"{membership.fleet}/{membership.name}".encode()
 
 
-def _doubts(shop: TrainingContext, fit: Validation) -> tuple[str, ...]:
+def _doubts(context: TrainingContext, fit: Validation) -> tuple[str, ...]:
     """Return the doubts about a finished classifier, given its fit to the validation share."""
     if fit.accuracy is None or fit.loss is None:
         return ()
-    doubt = no_better_doubt(fit.accuracy, majority_share(shop.shares.validation.y))
+    doubt = no_better_doubt(fit.accuracy, majority_share(context.shares.validation.y))
     return (doubt,) if doubt else ()
 
 
-def _validation(shop: TrainingContext, theta: Float32Vector, share: Dataset) -> Validation:
-    score = shop.backend.score(theta, share.x, share.y)
-    regression = shop.run.bundle.manifest.kind == "regression"
+def _validation(context: TrainingContext, theta: Float32Vector, share: Dataset) -> Validation:
+    score = context.backend.score(theta, share.x, share.y)
+    regression = context.run.bundle.manifest.kind == "regression"
     return measured(score.mean_loss, score.correct, score.count, len(share), regression=regression)

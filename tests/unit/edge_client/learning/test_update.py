@@ -44,7 +44,7 @@ MODELS = {m: RNG.standard_normal(D).astype(np.float32) for m in (3, 4, 5)}
 
 
 @pytest.fixture(scope="module")
-def shop(logistic):
+def context(logistic):
     bundle = logistic(INPUTS, CLASSES)
     plan = run_plan(
         task_digest=bundle.digest,
@@ -90,9 +90,9 @@ def assignment(*candidates, phase=Phase.TRAIN, share=Share.TRAIN, train=True, ev
     return Assignment(int(phase), candidates, int(share), train, evaluate, margins)
 
 
-def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
+def do(context, order_, round_=2, models=MODELS, cancelled=lambda: False):
     """Return (Finished, Upload, clear vector or None)."""
-    finished = carry_out(shop, announcement(round_), order_, models, cancelled)
+    finished = carry_out(context, announcement(round_), order_, models, cancelled)
     data = finished.pieces[0].payload
     head, at = read_head(data)
     assert (head.fleet, head.purpose, head.sender, head.recipient) == ("demo", "upload", "dev-1", "aggregator")
@@ -100,78 +100,82 @@ def do(shop, order_, round_=2, models=MODELS, cancelled=lambda: False):
     upload = decode(message, Upload)
     vector = None
     if upload.length:
-        vector = unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), upload.key_id), shop.round.derive_mask())
+        vector = unmask(MaskedVector(np.frombuffer(body, "<f4").copy(), upload.key_id), context.round.derive_mask())
     return finished, upload, vector
 
 
-def losses(shop, candidates, share):
-    return score([MODELS[c] for c in candidates], share_of(shop.shares, share), shop.backend)
+def losses(context, candidates, share):
+    return score([MODELS[c] for c in candidates], share_of(context.shares, share), context.backend)
 
 
-def test_the_best_candidate_is_trained_and_its_masked_change_sent(shop):
-    finished, upload, vector = do(shop, assignment(3, 4, 5))
-    found = losses(shop, (3, 4, 5), Share.TRAIN)
+def test_the_best_candidate_is_trained_and_its_masked_change_sent(context):
+    finished, upload, vector = do(context, assignment(3, 4, 5))
+    found = losses(context, (3, 4, 5), Share.TRAIN)
     best = (3, 4, 5)[int(np.argmin(found))]
     assert finished.model == upload.model == best
     assert upload.loss == round(float(found.min()), 4)
-    batches = BatchOrder(shop.plan, "dev-1", 2)
+    batches = BatchOrder(context.plan, "dev-1", 2)
     expected = train(
-        MODELS[best], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False
+        MODELS[best], context.shares.train, local_training(context.plan), context.backend, batches, 1, lambda: False
     )
     assert vector.tobytes() == expected.delta.tobytes()
-    assert (upload.samples, upload.margins, upload.tested) == (len(shop.shares.train), (), 0)
+    assert (upload.samples, upload.margins, upload.tested) == (len(context.shares.train), (), 0)
 
 
-def test_the_upload_is_masked(shop):
+def test_the_upload_is_masked(context):
     """The body is the change permuted: the same numbers elsewhere."""
-    _, upload, vector = do(shop, assignment(3))
-    finished = carry_out(shop, announcement(), assignment(3), MODELS, lambda: False)
+    _, upload, vector = do(context, assignment(3))
+    finished = carry_out(context, announcement(), assignment(3), MODELS, lambda: False)
     head, at = read_head(finished.pieces[0].payload)
     _, body = open_from_member(AGGREGATOR, finished.pieces[0].payload, head, at, DEVICE.member.sign_key)
     masked = np.frombuffer(body, "<f4")
     assert not np.array_equal(masked, vector)
     assert np.array_equal(np.sort(masked), np.sort(vector))
-    assert upload.key_id == shop.round.key_id
+    assert upload.key_id == context.round.key_id
 
 
-def test_a_single_candidate_is_not_scored_first(shop):
+def test_a_single_candidate_is_not_scored_first(context):
     """Its loss is the mean loss during training."""
-    _, upload, _ = do(shop, assignment(4))
-    batches = BatchOrder(shop.plan, "dev-1", 2)
-    expected = train(MODELS[4], shop.shares.train, local_training(shop.plan), shop.backend, batches, 1, lambda: False)
+    _, upload, _ = do(context, assignment(4))
+    batches = BatchOrder(context.plan, "dev-1", 2)
+    expected = train(
+        MODELS[4], context.shares.train, local_training(context.plan), context.backend, batches, 1, lambda: False
+    )
     assert upload.loss == round(expected.mean_loss, 4)
 
 
 @pytest.mark.parametrize("share", [Share.TRAIN, Share.VALIDATION, Share.TEST])
-def test_scoring_orders_report_margins_on_their_share(shop, share):
-    _, upload, vector = do(shop, assignment(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
-    found = losses(shop, (5, 3), share)
+def test_scoring_orders_report_margins_on_their_share(context, share):
+    _, upload, vector = do(context, assignment(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
+    found = losses(context, (5, 3), share)
     assert vector is None
     assert upload.margins == (0.0, round(float(found[1] - found[0]), 4))
     assert upload.length == 0
 
 
-def test_in_a_trial_a_device_trains_its_halfs_model_and_holds_the_control(shop):
-    _, alone, expected = do(shop, assignment(4))
-    _, upload, vector = do(shop, assignment(4, 3, phase=Phase.TRIAL))
+def test_in_a_trial_a_device_trains_its_halfs_model_and_holds_the_control(context):
+    _, alone, expected = do(context, assignment(4))
+    _, upload, vector = do(context, assignment(4, 3, phase=Phase.TRIAL))
     assert (upload.model, upload.loss, upload.margins) == (4, alone.loss, ())
     np.testing.assert_array_equal(vector, expected)
 
 
-def test_adapting_compares_the_candidates_before_and_after_training_each(shop):
+def test_adapting_compares_the_candidates_before_and_after_training_each(context):
     """The update is the first candidate's alone; margins are the lesser of those before and after training, on the share."""
-    _, _, expected = do(shop, assignment(5))
-    _, upload, vector = do(shop, assignment(5, 3, phase=Phase.ADAPT, share=Share.VALIDATION, margins=True))
+    _, _, expected = do(context, assignment(5))
+    _, upload, vector = do(context, assignment(5, 3, phase=Phase.ADAPT, share=Share.VALIDATION, margins=True))
     np.testing.assert_array_equal(vector, expected)
     trained = {}
     for model in (5, 3):
-        batches = BatchOrder(shop.plan, "dev-1", 2)
-        recipe = local_training(shop.plan)
-        found = train(MODELS[model], shop.shares.train, recipe, shop.backend, batches, 1, lambda: False)
+        batches = BatchOrder(context.plan, "dev-1", 2)
+        recipe = local_training(context.plan)
+        found = train(MODELS[model], context.shares.train, recipe, context.backend, batches, 1, lambda: False)
         trained[model] = MODELS[model] + found.delta
-    own, control = (score([trained[m]], shop.shares.validation, shop.backend)[0] for m in (5, 3))
+    own, control = (score([trained[m]], context.shares.validation, context.backend)[0] for m in (5, 3))
     assert upload.model == 5
-    _, untrained, _ = do(shop, assignment(5, 3, phase=Phase.SCORE, share=Share.VALIDATION, train=False, margins=True))
+    _, untrained, _ = do(
+        context, assignment(5, 3, phase=Phase.SCORE, share=Share.VALIDATION, train=False, margins=True)
+    )
     after, before = round(float(control - own), 4), untrained.margins[1]
     assert after != before
     assert upload.margins[1] == min(after, before)
@@ -217,48 +221,52 @@ def test_a_control_that_diverged_is_worse():
     assert trial_margins([fine, broken], np.array([1.0, np.nan]), np.array([0, 1])) == (5.0, 5.0)
 
 
-def test_margins_are_clipped_and_rounded(shop):
+def test_margins_are_clipped_and_rounded(context):
     """Beyond the clip the vote is clear, and the exact figure would only reveal more of the data."""
     models = {0: np.zeros(D, np.float32), 1: MODELS[3] * 1000}
     for first, second in ((0, 1), (1, 0)):
         ask = assignment(first, second, phase=Phase.SCORE, train=False, margins=True)
-        _, upload, _ = do(shop, ask, models=models)
+        _, upload, _ = do(context, ask, models=models)
         assert upload.margins == (0.0, 5.0 if first == 0 else -5.0)
 
 
-def test_a_report_counts_on_the_test_share_alone(shop):
-    finished, upload, _ = do(shop, assignment(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
-    best = (3, 4)[int(np.argmin(losses(shop, (3, 4), Share.TRAIN)))]
-    expected = shop.backend.score(MODELS[best], shop.shares.test.x, shop.shares.test.y)
-    assert (upload.correct, upload.tested) == (expected.correct, len(shop.shares.test))
+def test_a_report_counts_on_the_test_share_alone(context):
+    finished, upload, _ = do(context, assignment(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
+    best = (3, 4)[int(np.argmin(losses(context, (3, 4), Share.TRAIN)))]
+    expected = context.backend.score(MODELS[best], context.shares.test.x, context.shares.test.y)
+    assert (upload.correct, upload.tested) == (expected.correct, len(context.shares.test))
     assert (finished.correct, finished.tested) == (upload.correct, upload.tested)
 
 
-def test_evaluation_looks_at_the_model_before_training(shop):
-    _, upload, _ = do(shop, assignment(3, evaluate=True))
-    expected = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
+def test_evaluation_looks_at_the_model_before_training(context):
+    _, upload, _ = do(context, assignment(3, evaluate=True))
+    expected = context.backend.score(MODELS[3], context.shares.test.x, context.shares.test.y)
     assert upload.correct == expected.correct
 
 
-def test_the_models_are_not_touched(shop):
+def test_the_models_are_not_touched(context):
     before = {m: v.copy() for m, v in MODELS.items()}
-    do(shop, assignment(3, 4, 5))
+    do(context, assignment(3, 4, 5))
     assert all(np.array_equal(before[m], MODELS[m]) for m in MODELS)
 
 
-def test_everything_that_binds_an_upload_is_in_it(shop):
-    _, upload, _ = do(shop, assignment(3))
-    plan = shop.plan
+def test_everything_that_binds_an_upload_is_in_it(context):
+    _, upload, _ = do(context, assignment(3))
+    plan = context.plan
     assert (upload.fleet, upload.run, upload.run_id) == (plan.fleet, plan.run, plan.run_id)
     assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
     assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
-    assert (upload.task_digest, upload.mode, upload.key_id) == (plan.task_digest, plan.recipe.mode, shop.round.key_id)
+    assert (upload.task_digest, upload.mode, upload.key_id) == (
+        plan.task_digest,
+        plan.recipe.mode,
+        context.round.key_id,
+    )
     assert (upload.key_version, upload.statement) == (3, b"signed")
 
 
-def test_the_checkpoints_that_were_asked_for_follow_the_update(shop):
-    state = ModelState.of(StateId(0, 1), MODELS[3], run_id=shop.plan.run_id, digest_key=bytes(32))
-    sealing = dataclasses.replace(shop, round=dataclasses.replace(shop.round, to_seal={0: state}))
+def test_the_checkpoints_that_were_asked_for_follow_the_update(context):
+    state = ModelState.of(StateId(0, 1), MODELS[3], run_id=context.plan.run_id, digest_key=bytes(32))
+    sealing = dataclasses.replace(context, round=dataclasses.replace(context.round, to_seal={0: state}))
     for train_ in (True, False):
         finished = carry_out(sealing, announcement(), assignment(3, train=train_), MODELS, lambda: False)
         head, at = read_head(finished.pieces[0].payload)
@@ -271,15 +279,15 @@ def test_the_checkpoints_that_were_asked_for_follow_the_update(shop):
         assert (found.models, sum(found.sizes)) == ((0,), len(rest))
 
 
-def vary(shop, **changes):
-    return dataclasses.replace(shop, run=dataclasses.replace(shop.run, plan=altered(shop.plan, **changes)))
+def vary(context, **changes):
+    return dataclasses.replace(context, run=dataclasses.replace(context.run, plan=altered(context.plan, **changes)))
 
 
-def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(shop):
+def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(context):
     """The aggregator sees other norms; the mean of many is the true update's."""
-    _, _, plain = do(shop, assignment(3))
+    _, _, plain = do(context, assignment(3))
     true = plain.astype(np.float64)
-    blurred = [do(vary(shop, norm_noise=0.1), assignment(3))[2].astype(np.float64) for _ in range(12)]
+    blurred = [do(vary(context, norm_noise=0.1), assignment(3))[2].astype(np.float64) for _ in range(12)]
     factors = np.array([b @ true / (true @ true) for b in blurred])
     for factor, found in zip(factors, blurred, strict=True):
         assert np.linalg.norm(found - factor * true) < 1e-6 * np.linalg.norm(true)
@@ -289,57 +297,59 @@ def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_
     assert abs(factors.mean() - 1) < 0.15
 
 
-def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(shop):
+def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(context):
     """So that |w + mean| follows from the reported norms, as fedgroup's inter-group aggregation needs it."""
     ask = dataclasses.replace(assignment(3), norm=True)
-    _, upload, vector = do(vary(shop, norm_noise=0.2), ask)
+    _, upload, vector = do(vary(context, norm_noise=0.2), ask)
     assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
 
 
-def test_the_nearest_of_the_compared_models_is_reported(shop):
+def test_the_nearest_of_the_compared_models_is_reported(context):
     """Measured with the update that is sent, so with its noise."""
-    _, _, delta = do(shop, assignment(3))
+    _, _, delta = do(context, assignment(3))
     models = {3: MODELS[3], 4: MODELS[3] + np.float32(0.9) * delta, 5: MODELS[3] + np.float32(0.3) * delta}
-    assert do(shop, dataclasses.replace(assignment(3), compare=(3, 4, 5)), models=models)[1].nearest == 4
-    assert do(shop, dataclasses.replace(assignment(3), compare=(3, 5)), models=models)[1].nearest == 5
-    assert do(shop, assignment(3), models=models)[1].nearest == 0
-    _, upload, sent = do(vary(shop, norm_noise=0.2), dataclasses.replace(assignment(3), compare=(3, 4)), models=models)
+    assert do(context, dataclasses.replace(assignment(3), compare=(3, 4, 5)), models=models)[1].nearest == 4
+    assert do(context, dataclasses.replace(assignment(3), compare=(3, 5)), models=models)[1].nearest == 5
+    assert do(context, assignment(3), models=models)[1].nearest == 0
+    _, upload, sent = do(
+        vary(context, norm_noise=0.2), dataclasses.replace(assignment(3), compare=(3, 4)), models=models
+    )
     apart = [np.linalg.norm(MODELS[3].astype(np.float64) + sent - models[m]) for m in (3, 4)]
     assert upload.nearest == (3, 4)[int(np.argmin(apart))]
 
 
-def test_a_device_to_be_placed_trains_as_for_pretraining_and_sends_only_the_direction(shop):
+def test_a_device_to_be_placed_trains_as_for_pretraining_and_sends_only_the_direction(context):
     long = dataclasses.replace(MINI, epochs=6)
-    shop = vary(shop, pretrain=long)
-    _, _, delta = do(shop, dataclasses.replace(assignment(3), phase=Phase.PRETRAIN))
-    _, _, shorter = do(shop, assignment(3))
+    context = vary(context, pretrain=long)
+    _, _, delta = do(context, dataclasses.replace(assignment(3), phase=Phase.PRETRAIN))
+    _, _, shorter = do(context, assignment(3))
     assert not np.array_equal(delta, shorter)
     models = {3: MODELS[3], 4: MODELS[3] - delta, 5: MODELS[3] + 7 * delta}
-    finished, upload, sent = do(shop, place_assignment(3, (4, 5)), models=models)
+    finished, upload, sent = do(context, place_assignment(3, (4, 5)), models=models)
     assert (upload.phase, upload.model, upload.nearest, upload.length, sent) == (Phase.PLACE, 3, 5, 0, None)
     assert upload.loss == pytest.approx(finished.loss, abs=1e-4)
     models[4], models[5] = models[5], models[4]
-    assert do(shop, place_assignment(3, (4, 5)), models=models)[1].nearest == 4
+    assert do(context, place_assignment(3, (4, 5)), models=models)[1].nearest == 4
 
 
-def test_a_uniform_run_asks_for_no_counts(shop):
+def test_a_uniform_run_asks_for_no_counts(context):
     """The upload shows the size of neither the training share nor the test share; the device's own figures are exact."""
-    finished, upload, _ = do(vary(shop, weighting="uniform"), assignment(3, evaluate=True))
-    true = shop.backend.score(MODELS[3], shop.shares.test.x, shop.shares.test.y)
+    finished, upload, _ = do(vary(context, weighting="uniform"), assignment(3, evaluate=True))
+    true = context.backend.score(MODELS[3], context.shares.test.x, context.shares.test.y)
     assert (upload.samples, upload.tested) == (1, 100)
     assert upload.correct == round(100 * true.correct / true.count)
     assert (finished.correct, finished.tested) == (true.correct, true.count)
-    _, upload, _ = do(vary(shop, weighting="uniform"), assignment(3))
+    _, upload, _ = do(vary(context, weighting="uniform"), assignment(3))
     assert (upload.samples, upload.correct, upload.tested) == (1, 0, 0)
 
 
-def test_cancelled_work_raises(shop):
+def test_cancelled_work_raises(context):
     with pytest.raises(Cancelled):
-        do(shop, assignment(3), cancelled=lambda: True)
+        do(context, assignment(3), cancelled=lambda: True)
 
 
-def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere(shop):
-    def assignments(plan=shop.plan, device="dev-1", round_=2):
+def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere(context):
+    def assignments(plan=context.plan, device="dev-1", round_=2):
         stream = BatchOrder(plan, device, round_)
         return [stream.permutation(24).tolist() for _ in range(3)]
 
@@ -349,32 +359,32 @@ def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere
     others = [
         assignments(device="dev-2"),
         assignments(round_=3),
-        assignments(plan=altered(shop.plan, seed=8)),
+        assignments(plan=altered(context.plan, seed=8)),
     ]
     seen = [tuple(o) for stream in (first, *others) for o in stream]
     assert len(set(seen)) == len(seen)
 
 
-def test_a_run_repeated_with_its_seed_trains_in_the_same_order(shop):
+def test_a_run_repeated_with_its_seed_trains_in_the_same_order(context):
     """The number and the random id of a run decide nothing: its seed repeats it."""
-    again = dataclasses.replace(shop.plan, run=2, run_id=b"s" * 16)
-    first, second = (BatchOrder(plan, "dev-1", 2) for plan in (shop.plan, again))
+    again = dataclasses.replace(context.plan, run=2, run_id=b"s" * 16)
+    first, second = (BatchOrder(plan, "dev-1", 2) for plan in (context.plan, again))
     for _ in range(3):
         assert first.permutation(24).tolist() == second.permutation(24).tolist()
 
 
-def test_the_plan_decides_how_training_goes(shop):
+def test_the_plan_decides_how_training_goes(context):
     local = LocalTraining(epochs=0, steps=7, batch_size=0, lr=0.5, lr_decay=0.9, momentum=0.1, clip=2.0, prox_mu=0.3)
-    made = local_training(altered(shop.plan, local=local))
+    made = local_training(altered(context.plan, local=local))
     assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
     assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)
 
 
-def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(shop):
+def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(context):
     """It still trains on all of them."""
-    assert len(shop.shares.train) > 5
-    assert do(vary(shop, max_samples=5), assignment(3))[1].samples == 5
-    assert do(vary(shop, max_samples=1000), assignment(3))[1].samples == len(shop.shares.train)
+    assert len(context.shares.train) > 5
+    assert do(vary(context, max_samples=5), assignment(3))[1].samples == 5
+    assert do(vary(context, max_samples=1000), assignment(3))[1].samples == len(context.shares.train)
 
 
 # ------------------------------------------------------------------------------------------------------ private values
@@ -385,23 +395,23 @@ SHORT = {model: theta[: D - P] for model, theta in MODELS.items()}
 WHOLE = {model: np.concatenate((theta, PRIVATE)) for model, theta in SHORT.items()}
 
 
-def private_shop(shop, **changes):
+def private_shop(context, **changes):
     """Return the context of a run of the same task whose last P coordinates are private."""
-    plan = altered(shop.plan, segments=(SegmentSpec("cluster", D - P),), **changes)
-    key = derive(shop.round.keys.mask, shop.round.keys.context_of(plan))
-    round_ = dataclasses.replace(shop.round, derive_mask=lambda: key, key_id=key.key_id)
-    run = dataclasses.replace(shop.run, plan=plan)
-    return dataclasses.replace(shop, run=run, round=round_, private=PRIVATE)
+    plan = altered(context.plan, segments=(SegmentSpec("cluster", D - P),), **changes)
+    key = derive(context.round.keys.mask, context.round.keys.context_of(plan))
+    round_ = dataclasses.replace(context.round, derive_mask=lambda: key, key_id=key.key_id)
+    run = dataclasses.replace(context.run, plan=plan)
+    return dataclasses.replace(context, run=run, round=round_, private=PRIVATE)
 
 
-def trained_from(shop, model):
-    batches = BatchOrder(shop.plan, "dev-1", 2)
-    recipe = local_training(shop.plan)
-    return train(WHOLE[model], shop.shares.train, recipe, shop.backend, batches, 1, lambda: False)
+def trained_from(context, model):
+    batches = BatchOrder(context.plan, "dev-1", 2)
+    recipe = local_training(context.plan)
+    return train(WHOLE[model], context.shares.train, recipe, context.backend, batches, 1, lambda: False)
 
 
-def test_private_coordinates_are_scored_and_trained_and_not_uploaded(shop):
-    own = private_shop(shop)
+def test_private_coordinates_are_scored_and_trained_and_not_uploaded(context):
+    own = private_shop(context)
     finished, upload, vector = do(own, assignment(3, 4, 5, evaluate=True), models=SHORT)
     found = [own.backend.score(WHOLE[m], own.shares.train.x, own.shares.train.y).mean_loss for m in (3, 4, 5)]
     best = (3, 4, 5)[int(np.argmin(found))]
@@ -412,8 +422,8 @@ def test_private_coordinates_are_scored_and_trained_and_not_uploaded(shop):
     assert upload.correct == own.backend.score(WHOLE[best], own.shares.test.x, own.shares.test.y).correct
 
 
-def test_norms_noise_and_distances_are_of_the_federated_coordinates(shop):
-    own = private_shop(shop, norm_noise=0.1)
+def test_norms_noise_and_distances_are_of_the_federated_coordinates(context):
+    own = private_shop(context, norm_noise=0.1)
     order_ = dataclasses.replace(assignment(3), norm=True, compare=(3, 4))
     finished, upload, vector = do(own, order_, models=SHORT)
     expected = trained_from(own, 3).delta
@@ -424,11 +434,11 @@ def test_norms_noise_and_distances_are_of_the_federated_coordinates(shop):
 
 
 @pytest.mark.parametrize("order_", [assignment(3, train=False, phase=Phase.SCORE), place_assignment(3, (3, 4))])
-def test_work_without_an_update_leaves_the_private_coordinates(shop, order_):
-    assert do(private_shop(shop), order_, models=SHORT)[0].private is None
+def test_work_without_an_update_leaves_the_private_coordinates(context, order_):
+    assert do(private_shop(context), order_, models=SHORT)[0].private is None
 
 
-def test_the_other_candidates_of_a_comparison_leave_the_private_coordinates(shop):
-    own = private_shop(shop)
+def test_the_other_candidates_of_a_comparison_leave_the_private_coordinates(context):
+    own = private_shop(context)
     finished, _, _ = do(own, assignment(3, 4, phase=Phase.ADAPT, margins=True), models=SHORT)
     np.testing.assert_array_equal(finished.private, PRIVATE + trained_from(own, 3).delta[D - P :])

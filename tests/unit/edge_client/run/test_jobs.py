@@ -96,21 +96,21 @@ def test_the_split_depends_on_fleet_and_device_alone(place):
     """A restart must not move test samples into the training share."""
     place.factory.follow(place.run())
     expected = split(place.data, b"reef/dev-1")
-    np.testing.assert_array_equal(place.factory._workshop.keywords["shares"].test.x, expected.test.x)
+    np.testing.assert_array_equal(place.factory._context_of.keywords["shares"].test.x, expected.test.x)
 
 
 def test_a_new_run_gets_sessions_of_its_own(place):
     place.factory.follow(place.run())
-    first = place.factory._workshop
+    first = place.factory._context_of
     assert place.backends == [(place.bundle, 3)]
     place.factory.follow(place.run(run=2))
     assert len(place.backends) == 2
-    assert place.factory._workshop.keywords["backend"] is not first.keywords["backend"]
+    assert place.factory._context_of.keywords["backend"] is not first.keywords["backend"]
 
 
 def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
     place.factory.follow(place.run())
-    before = place.factory._workshop
+    before = place.factory._context_of
 
     def fail(manifest):
         raise DataError("bad.csv, line 3")
@@ -118,7 +118,7 @@ def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
     place.factory._load_data = fail
     with pytest.raises(DataError):
         place.factory.follow(place.run(run=2, task_digest=b"o" * 32))
-    assert place.factory._workshop is before
+    assert place.factory._context_of is before
 
 
 # ----------------------------------------------------------------------------------------------------- final round
@@ -142,7 +142,7 @@ def add(place, run, bundle=None):
 def finish(place, monkeypatch):
     """Return a function that does a final round in which model 3 of loss 0.5 was chosen."""
 
-    def carry_out(shop, announced, assignment, models, cancelled):
+    def carry_out(context, announced, assignment, models, cancelled):
         return Finished(pieces=(), model=3, loss=0.5, correct=1, tested=2)
 
     monkeypatch.setattr(jobs, "carry_out", carry_out)
@@ -212,7 +212,7 @@ def test_other_rounds_measure_nothing(place, finish):
 def test_a_job_belongs_to_the_run_and_the_round_in_which_it_was_made(place, monkeypatch):
     """The next run may begin while it waits for the worker."""
     seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append((shop.plan.run, shop.round)))
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append((context.plan.run, context.round)))
     place.factory.follow(place.run())
     job = place.factory.job(announcement(nonce=b"a" * 16), TRAINING, {}, Models())
     place.factory.follow(place.run(run=2))
@@ -259,7 +259,7 @@ def scaled(tmp_path, logistic):
 
 
 def shares(place):
-    return place.factory._workshop.keywords["shares"]
+    return place.factory._context_of.keywords["shares"]
 
 
 def test_a_task_that_standardises_trains_on_samples_in_the_scale_of_the_training_share(scaled):
@@ -389,7 +389,7 @@ def test_each_model_has_its_own_scale(bounded, monkeypatch):
     cluster[:4] -= np.float32(0.001)
     offered = Offering(fleet, {5: cluster})
     seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop))
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context))
     order = dataclasses.replace(TRAINING, candidates=(0, 5))
     bounded.factory.follow(bounded.run())
     bounded.factory.job(announcement(round=2), order, {}, offered)(lambda: False)
@@ -435,7 +435,7 @@ def watched(scaled, tmp_path, monkeypatch):
     scaled.factory = JobFactory(
         scaled.member, lambda task: load(path, task), threads=1, backend=scaled.make_backend, watch=watch_of(path)
     )
-    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: scaled.seen.append(shop.shares))
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: scaled.seen.append(context.shares))
     return scaled
 
 
@@ -519,7 +519,7 @@ def test_the_next_run_of_a_task_takes_a_scale_of_the_data_as_they_are_then(watch
 
 def test_data_that_are_not_watched_are_read_once(place, monkeypatch):
     seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda shop, *_: seen.append(shop.shares))
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context.shares))
     place.factory.follow(place.run())
     for round_ in (1, 2):
         place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
