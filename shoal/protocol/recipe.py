@@ -241,17 +241,18 @@ class Recipe:
 
 
 class Choices(TypedDict, total=False):
-    """The choices of a simulated run, for type checkers: the knobs of `Recipe` that are ``simulated``, with its types."""
+    """The choices of a simulated run, for type checkers: the knobs of `Recipe` that are ``simulated``, with its types.
+
+    Mask mode and precision have names of their own there.
+    """
 
     rounds: int
     min_contributors: int
     participation: float
-    mode: str
     norm_limit: float
     max_samples: int
     weight_cap: float
     robust: str
-    precision_up: str
     precision_down: str
     weighting: str
     seed: int | None

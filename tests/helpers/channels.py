@@ -263,7 +263,8 @@ def opened(scene, sealed):
 def run(scene, signer, fleet, downgraded):
     """A later run of the same task; under another mode, its plan is the aggregator's own."""
     changes = {"mode": "none"} if downgraded else {}
-    plan = dataclasses.replace(peek_document(scene.later.plan, RunPlan), fleet=fleet, **changes)
+    plan = peek_document(scene.later.plan, RunPlan)
+    plan = dataclasses.replace(plan, fleet=fleet, recipe=dataclasses.replace(plan.recipe, **changes))
     document = sign_document(scene.aggregator if downgraded else scene.owner.owner, plan)
     return told(scene, signer, fleet, "run", encode(dataclasses.replace(scene.later, plan=document)))
 

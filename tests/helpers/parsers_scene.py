@@ -276,14 +276,15 @@ def _finished():
 
 
 def _with_parts(samples):
-    """Return the samples together with the messages that are fields of them."""
-    every = {kind: list(encoded) for kind, encoded in samples.items()}
-    for kind, encoded in samples.items():
-        for data in encoded:
-            value = decode(data, kind)
-            for field in dataclasses.fields(value):
-                held = getattr(value, field.name)
-                for part in held if isinstance(held, tuple) else (held,):
-                    if type(part) in codec._KIND_OF:
-                        every.setdefault(type(part), []).append(encode(part))
-    return {kind: list(dict.fromkeys(encoded)) for kind, encoded in every.items()}
+    """Return the samples together with the messages that are fields of them, at any depth."""
+    every = {kind: dict.fromkeys(encoded) for kind, encoded in samples.items()}
+    waiting = [decode(data, kind) for kind, encoded in samples.items() for data in encoded]
+    while waiting:
+        value = waiting.pop()
+        for field in dataclasses.fields(value):
+            held = getattr(value, field.name)
+            for part in held if isinstance(held, tuple) else (held,):
+                if type(part) in codec._KIND_OF and encode(part) not in every.setdefault(type(part), {}):
+                    every[type(part)][encode(part)] = None
+                    waiting.append(part)
+    return {kind: list(encoded) for kind, encoded in every.items()}

@@ -116,9 +116,9 @@ def _address(url):
 def _settings(data):
     (origins, _, name), *lines = (line.partition(" ") for line in text(data).split("\n"))
     pairs = ["".join(line).partition("=") for line in lines]
-    plan = dataclasses.replace(
-        run_plan(name, origins=2 if origins == "2" else 1), settings=tuple(Setting(n, v) for n, _, v in pairs)
-    )
+    plan = run_plan(name, origins=2 if origins == "2" else 1)
+    recipe = dataclasses.replace(plan.recipe, settings=tuple(Setting(n, v) for n, _, v in pairs))
+    plan = dataclasses.replace(plan, recipe=recipe)
     make_strategy(plan)
     return models_needed(plan)
 

@@ -110,9 +110,9 @@ def test_no_upload_and_no_round_is_lost(steps):
     for kind, value in steps:
         run.take(kind, value)
         assert run.state.order is run.order or run.state.finished
-    last = next((at for at, number in enumerate(run.recipe.rounds) if number == ROUNDS + 1), len(run.recipe.rounds))
-    assert run.recipe.rounds[:last] == list(range(1, last + 1))
-    assert len(run.recipe.rounds) <= last + 1
+    last = next((at for at, number in enumerate(run.rounds) if number == ROUNDS + 1), len(run.rounds))
+    assert run.rounds[:last] == list(range(1, last + 1))
+    assert len(run.rounds) <= last + 1
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))

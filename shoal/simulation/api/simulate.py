@@ -47,7 +47,7 @@ from shoal.simulation.trainers.networks import Kind
 from shoal.types import Float32Vector
 from shoal.util.console import note
 
-CHOICES: Final = {name: getattr(DEFAULTS, name) for name, found in knobs(Recipe).items() if found.simulated} | {
+CHOICES: Final = {name: getattr(DEFAULTS, name) for name in knobs(Recipe) if name in Choices.__annotations__} | {
     "rounds": 100,
     "seed": 0,
 }
@@ -69,6 +69,8 @@ def simulate(
     private: Sequence[str] = (),
     standardise: str = "off",
     target: tuple[float, float] | None = None,
+    mask: str = "default",
+    precision: str = DEFAULTS.precision_up,
     writer: HistoryWriter | None = None,
     **choices: Unpack[Choices],
 ) -> Result:
@@ -97,6 +99,8 @@ def simulate(
         target: range of the numbers that a regression predicts, as `--target` of ``shoal-fleet task compile``: models train in
             its unit, and `Result` has models and losses in the data's. By default that of the median device; for a task with
             its own loss, the data's unit. Give (-2, 2) to train a model further that predicts in the data's unit already.
+        mask: the mask mode, as `--mode` of ``shoal-fleet run start``; ``default`` is its default.
+        precision: of devices' updates, as its `--precision-up`.
         writer: gets each round as it closes, such as a `shoal.CsvWriter`.
         choices: those of ``shoal-fleet run start --help-all`` that change a simulated run, by the names of its options. There are
             100 ``rounds`` by default, those of IFCA's discarded starts not counted, and ``seed`` is 0: it is that of starting
@@ -114,7 +118,10 @@ def simulate(
     if not isinstance(personal, int | float) or not 0 <= personal <= MOST_DITTO_WEIGHT:
         raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
-    fleet = fleet_run(name, _text(settings or {}, "settings"), **{**CHOICES, **choices})
+    mode = DEFAULTS.mode if mask == "default" else mask
+    fleet = fleet_run(
+        name, _text(settings or {}, "settings"), **{**CHOICES, **choices, "mode": mode, "precision_up": precision}
+    )
     if fleet.seed is None:
         raise UsageError("a simulated run has a seed", hint="leave seed out, or give a number")
     find(fleet.mode)

@@ -227,13 +227,13 @@ def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         runtime, worker = device.runtime, device.worker
         fleet.run_until(lambda: fleet.closed() >= 2, 100)
         models = runtime._models
-        fleet.run_until(lambda: runtime.session.round.stage is Stage.WORKING and models._used, 100)
+        fleet.run_until(lambda: runtime.session.round.stage is Stage.WORKING and models._fetch.used, 100)
         handed_back, results = [], runtime._hand_back
         runtime._hand_back = handed_back.append
         (theta,) = (state.theta.copy() for state in models.states.held.values())
         assert worker.work()
         runtime._hand_back = results
-        (label,) = models._used
+        (label,) = models._fetch.located
         models.take(label, b"another transfer", memoryview(b"the same mean, sealed again"))
         handed_back.pop()()
         np.testing.assert_array_equal(runtime._results._own.theta, theta)

@@ -1,10 +1,18 @@
 """A device in its metered hours: it declines with that reason, fetches nothing, and goes on afterwards."""
 
-from edge_client.metered import Hours
+import dataclasses
+import time
+
 from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, make_fleet, thetas
 
-ALWAYS = Hours(0, 24 * 60)
+
+def meter(runtime, hours):
+    runtime._config = dataclasses.replace(runtime._config, metered=hours)
+
+
+HOUR = time.localtime().tm_hour
+NOW = f"{(HOUR - 6) % 24:02}:00-{(HOUR + 6) % 24:02}:00"
 
 
 def test_metered_device_declines_meanwhile(tmp_path):
@@ -13,7 +21,7 @@ def test_metered_device_declines_meanwhile(tmp_path):
     with make_fleet(tmp_path / "fleet", rounds=6, quorum=0.5, count=4, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 30)
         device = fleet.devices["dev-00"].runtime
-        device._metered = ALWAYS
+        meter(device, NOW)
         fleet.run_until(lambda: fleet.closed() == 2, 30)
         start = len(tap.heard)
         fleet.run_until(lambda: fleet.closed() == 4, 60)
@@ -23,8 +31,8 @@ def test_metered_device_declines_meanwhile(tmp_path):
         assert set(declined) == {"metered"}
         device._results.publish(device.session, fleet.now_s, force=True)
         status = device._files.load_status()
-        assert "the link is metered, 00:00-24:00" in status["skipped"]
-        device._metered = None
+        assert f"the link is metered, {NOW}" in status["skipped"]
+        meter(device, "")
         fleet.run(60)
         assert len(set(thetas(fleet).values())) == 1
         assert "dev-00" not in fleet.records()[-1]["declined"]
@@ -33,7 +41,7 @@ def test_metered_device_declines_meanwhile(tmp_path):
 def test_the_final_round_is_urgent(tmp_path):
     """Its figures are the run's result; a device without the newest model takes a checkpoint for it."""
     with make_fleet(tmp_path / "fleet", rounds=3, quorum=0.5, count=4) as fleet:
-        fleet.devices["dev-00"].runtime._metered = ALWAYS
+        meter(fleet.devices["dev-00"].runtime, NOW)
         records = fleet.run(120)
         assert all(r["declined"].get("dev-00") == "metered" for r in records[:-1])
         assert len(set(thetas(fleet).values())) == 1

@@ -142,7 +142,7 @@ def test_the_owner_rolls_all_devices_back(finished):
     fleet.settle()
     assert answering(fleet) == everywhere(1)
     assert reader_of(fleet).answers == everywhere(1)
-    assert fleet.service.watch.devices.devices[NAME].answers == 1
+    assert fleet.service.watch.devices.devices[NAME].model_run == 1
     told = CliRunner().invoke(app, ["models", str(fleet.stage.device_dir(NAME))])
     assert "run 1, round 4" in told.output
     assert "answers, chosen by the owner" in told.output

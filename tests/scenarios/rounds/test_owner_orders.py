@@ -241,16 +241,6 @@ def test_the_log_has_the_last_rounds(tmp_path):
         assert page.runs[0].phase == "finished"
 
 
-def test_run_with_too_many_rounds_goes_on(tmp_path):
-    """Devices skip at most so many rounds of the key chain."""
-    with made(tmp_path, rounds=200_000) as fleet:
-        fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
-        refused = fleet.ask(STOP, 1).answer
-        assert refused.outcome is Outcome.NOT_NOW
-        assert "devices skip 100000 at most" in refused.reason
-        assert order(fleet, PAUSE).order == "paused by the owner"
-
-
 @pytest.mark.parametrize("algorithm", ["ifca", pytest.param("fedavg", marks=pytest.mark.long)])
 def test_undrawn_devices_have_a_model_too(tmp_path, algorithm):
     """No last round of training was planned, in which devices seal checkpoints of all models for those."""

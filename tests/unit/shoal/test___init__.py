@@ -86,13 +86,16 @@ def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
 def test_defaults_are_the_fleets():
     """Each choice of a recipe that changes a simulated run is an argument, for callers, `help` and type checkers alike."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
-    assert list(given)[:12] == [
+    assert list(given)[:14] == [
         *("model", "partitions", "strategy", "settings", "local", "task", "progress", "personal", "private"),
-        *("standardise", "target", "writer"),
+        *("standardise", "target", "mask", "precision", "writer"),
     ]
     choices = {name: getattr(DEFAULTS, name) for name, knob in knobs(Recipe).items() if knob.simulated}
-    assert dict(list(given.items())[12:]) == {**choices, "rounds": 100, "seed": 0}
-    assert (given["min_contributors"], given["mode"], given["robust"]) == (3, "rotation", "filter")
+    assert (choices.pop("mode"), choices.pop("precision_up")) == ("rotation", given["precision"]), (
+        "by names of their own"
+    )
+    assert dict(list(given.items())[14:]) == {**choices, "rounds": 100, "seed": 0}
+    assert (given["min_contributors"], given["mask"], given["robust"]) == (3, "default", "filter")
     typed = typing.get_type_hints(Choices)
     recipe = typing.get_type_hints(Recipe)
     assert typed == {name: recipe[name] for name in choices}

@@ -82,6 +82,7 @@ def test_named_cause_is_not_repeated():
         (errors.StorageError, 9),
         (errors.NotReadyError, 11),
         (errors.MeteredError, 1),
+        (errors.OutOfRangeError, 2),
     ],
 )
 def test_each_error_has_its_exit_status(kind, code):

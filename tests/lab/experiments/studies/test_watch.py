@@ -63,9 +63,8 @@ def test_a_waiting_device_is_in_no_cluster() -> None:
         watch(seen)
 
     settings = {"validate": "off", "eps1": "0.9", "cool_down": "1", "max_age": "1"}
-    options = sim_options(
-        8, LocalTraining(epochs=2, batch_size=5, lr=0.3), seed=5, participation=0.5, min_contributors=1
-    )
+    local = LocalTraining(epochs=2, batch_size=5, lr=0.3)
+    options = sim_options(rounds=8, local=local, seed=5, participation=0.5, min_contributors=1)
     simulate("cfl", settings, population, Softmax(4, 2), options, watch=look)
     assert unplaced
     assert len(watch.rows) == 8

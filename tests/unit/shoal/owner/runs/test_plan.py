@@ -204,7 +204,7 @@ def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fle
     plain = logistic_bundle()
     bundle = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=data))
     plan = make_plan(fleet, bundle, a_recipe("fedavg", min_contributors=1))
-    assert (plan.statistics, plan.origins, plan.max_models) == (True, 2, 2)
+    assert (plan.statistics, plan.origins, plan.max_models) == (True, 2, 3)
     assert plan.without_statistics.origins == 1
     path = write_run(fleet, plan, bundle, np.ones((1, plan.length), np.float32))
     _, sealed = open_sealed(fleet, round_0(fleet, plan), decode(path.read_bytes(), RunPackage).origins)
