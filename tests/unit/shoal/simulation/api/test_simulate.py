@@ -166,7 +166,7 @@ def test_the_precisions_are_the_callers():
     assert len({run.loss.tobytes() for run in (exact, up, down)}) == 3
     assert np.allclose(up.loss, exact.loss, rtol=0.05)
     for way in ("precision", "precision_down"):
-        with pytest.raises(UsageError, match=f"{way} is one of float32, float16, int8, not 'int4'"):
+        with pytest.raises(UsageError, match=r"precision_\w+ is one of float32, float16, int8, not 'int4'"):
             shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
 
 
@@ -371,9 +371,7 @@ def test_the_finish_of_a_regression_is_the_loss_of_the_model_that_each_device_ch
     assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"precision": "int8"}, *with_long([{"strategy": "cfl"}, {"strategy": "local"}])]
-)
+@pytest.mark.parametrize("settings", [{"precision": "int8"}, *with_long([{"strategy": "cfl"}, {"strategy": "local"}])])
 def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
     partitions = targets(7)
     x, y = partitions[3]["train"]
