@@ -1,6 +1,7 @@
 """The aggregator's membership: runs that it may serve with its roster and keys, and messages that it opens."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -138,8 +139,10 @@ def said(member):
     return transfer.payload, transfer.signed
 
 
-def test_presence_opens_under_later_keys(parties, server):
-    """A presence is opened under keys in force and under later ones."""
+def test_presence_opens_under_later_keys(parties, server, monkeypatch):
+    """A presence, which has the time in seconds, is opened under keys in force and under later ones."""
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s)
     member = parties.members["dev-1"]
     old = said(member)
     parties.owner.rotate()
