@@ -52,6 +52,10 @@ class Transcript:
         return document["error"]
 
 
+IMPATIENT = {"SHOAL_FLEET_WAIT": "3", "SHOAL_FLEET_SILENCE": "0.5"}
+"""The owner's commands wait less for answers, which come at once here or never."""
+
+
 class Person:
     """Calls the programs in one directory and remembers every line that was printed or passed."""
 
@@ -61,7 +65,7 @@ class Person:
 
     def __call__(self, program, *arguments, status=0, **environment):
         arguments = [str(a) for a in arguments]
-        done = calls.call(program, arguments, self.home, {**os.environ, **ONE_THREAD, **environment})
+        done = calls.call(program, arguments, self.home, {**os.environ, **ONE_THREAD, **IMPATIENT, **environment})
         self.seen += [*arguments, done.out, done.err]
         assert done.status == status, done.err
         assert "Traceback" not in done.err
