@@ -72,11 +72,12 @@ def measured(name):
     """Return the row of a model: coordinates, bytes of its gradient graph, CPU seconds to compile, gradient, executors."""
     torch.manual_seed(0)
     model, loss, example, kind = ZOO[name]()
+    reference = copy.deepcopy(model)
     begun = time.process_time()
     bundle = compile_task(model, loss, example, name="t", kind=kind)
     cpu_s = time.process_time() - begun
-    theta = flatten(model, bundle.manifest.parameters).numpy()
-    error, counted = worst_gradient(model, loss, example, bundle, theta)
+    theta = flatten(reference, bundle.manifest.parameters).numpy()
+    error, counted = worst_gradient(reference, loss, example, bundle, theta)
     light, (x, y) = lite_model(bundle), example(32)
     executors = {"onnxruntime": OrtModel(bundle)} | ({"numpy": light} if isinstance(light, NumpyModel) else {})
     return {
