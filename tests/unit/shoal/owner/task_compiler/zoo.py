@@ -99,7 +99,8 @@ class Attention(nn.Module):
         super().__init__()
         self.inside, self.heads, self.causal = nn.Linear(16, width), heads, causal
         self.layer = None if functional else nn.MultiheadAttention(width, heads, batch_first=True)
-        self.qkv, self.head = nn.Linear(width, 3 * width), nn.Linear(width, 5)
+        self.qkv = nn.Linear(width, 3 * width) if functional else None
+        self.head = nn.Linear(width, 5)
 
     def forward(self, x):
         x = self.inside(x)
