@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md, docs/which-algorithm.md, docs/poison.md and deploy/README.md.
+"""Write the tables of results, of algorithms, of poison and of models in docs, and that of loads in deploy/README.md.
 
     python docs/write_results.py --write     # without --write the pages are compared, with exit status 1 if one differs
 
@@ -18,6 +18,8 @@ from shoal_lab.bench.load import table as load_table
 from shoal_lab.bench.poison import page as poison_page
 from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
 
+from shoal.report import record
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = DOCS / "results.md"
@@ -27,6 +29,8 @@ CHOICE: Final = ("<!-- choice: python docs/write_results.py --write -->", "<!-- 
 WILD: Final = ("<!-- wild: python docs/write_results.py --write -->", "<!-- end of wild -->")
 POISON_PAGE: Final = DOCS / "poison.md"
 POISON: Final = ("<!-- poison: python docs/write_results.py --write -->", "<!-- end of poison -->")
+ZOO_PAGE: Final = DOCS / "operator" / "which-models.md"
+ZOO: Final = ("<!-- zoo: python docs/write_results.py --write -->", "<!-- end of zoo -->")
 LOADS_PAGE: Final = ROOT / "deploy" / "README.md"
 LOADS: Final = ("<!-- loads: python docs/write_results.py --write -->", "<!-- end of loads -->")
 ROTATED: Final = "digits turned by quarter turns, four groups"
@@ -84,9 +88,30 @@ def _ours(cell: str) -> str:
     return f"{value} ({seeds})"
 
 
+def models() -> str:
+    """Return the table of the models that the compiler takes."""
+    lines = [
+        "| model | coordinates | gradient graph | CPU s | gradient differs by | executors |",
+        "|---|---|---|---|---|---|",
+    ]
+    for document in record.read_lines(ROOT / "results" / "zoo.jsonl"):
+        for row in document["data"]["models"]:
+            size, error = f"{row['graph_bytes'] / 1000:.1f} KB", f"{row['gradient_error']:.0e}"
+            cells = (
+                row["model"],
+                f"{row['coordinates']:,}",
+                size,
+                row["compile_cpu_s"],
+                error,
+                ", ".join(row["executors"]),
+            )
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with their tables as the kept results give them."""
-    found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE, POISON_PAGE, LOADS_PAGE)}
+    found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE, POISON_PAGE, LOADS_PAGE, ZOO_PAGE)}
     wild = load()
     for path, (begin, end), table in (
         (PAGE, PAPERS, papers()),
@@ -94,6 +119,7 @@ def pages() -> dict[Path, str]:
         (CHOICE_PAGE, CHOICE, choice_table(wild)),
         (POISON_PAGE, POISON, poison_page.block()),
         (LOADS_PAGE, LOADS, load_table.block()),
+        (ZOO_PAGE, ZOO, models()),
     ):
         found[path] = found[path].split(begin)[0] + f"{begin}\n{table}\n{end}" + found[path].split(end)[1]
     return found
