@@ -31,7 +31,7 @@ HUGE: Final = 1e6
 """Features that are not standardised are huge above this: a step of plain SGD is as long as the features are."""
 
 STAND_IN_SHARE: Final = 0.02
-"""A number may stand for a missing value if at least this share of a column's values has it, and three do."""
+"""A number may stand for a missing value if at least this share of a column's values has it, and three do, and at most half."""
 
 STAND_IN_DISTANCE: Final = 5.0
 """Such a number lies this many times the range of all other values beyond them, as -999 does beyond 0 to 100."""
@@ -67,7 +67,7 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
         found.append(
             f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"
         )
-    for at in np.flatnonzero(varies):
+    for at in np.flatnonzero(varies) if table else ():
         value = _stand_in(samples.x[:, at])
         if value is not None:
             found.append(
@@ -102,13 +102,14 @@ def class_doubt(y: NDArray[Any], manifest: TaskManifest) -> str:
 def _stand_in(column: NDArray[np.float32]) -> float | None:
     """Return the number that seems to stand for missing values in a column (n,): the least or the largest; None without one."""
     values = column[~np.isnan(column)].astype(np.float64)
-    for value in (values.min(), values.max()):
+    least, most = values.min(), values.max()
+    for value in (least, most):
         others = values[values != value]
         same = len(values) - len(others)
-        if len(others) < 2 or same < max(3, STAND_IN_SHARE * len(values)):
+        if not max(3, STAND_IN_SHARE * len(values)) <= same <= len(values) / 2:
             continue
-        spread = others.max() - others.min()
-        if spread and min(abs(others - value)) > STAND_IN_DISTANCE * spread:
+        low, high = others.min(), others.max()
+        if high > low and (low - value if value == least else value - high) > STAND_IN_DISTANCE * (high - low):
             return float(value)
     return None
 

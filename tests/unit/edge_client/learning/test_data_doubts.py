@@ -55,6 +55,18 @@ def test_a_number_for_missing_values(value, count, doubted):
     assert [f"column 'b' has {value} in many samples" in text for text in found] == [True] * doubted
 
 
+def test_most_values_are_no_missing_ones():
+    """A pixel at the edge, or an event that is rare: most are 0, and few are large."""
+    x = np.zeros((40, 4), np.float32)
+    x[:, 1:] = RNG.standard_normal((40, 3))
+    x[:2, 0] = 250, 253
+    samples = Dataset(x, np.arange(40) % 2)
+    assert doubts(samples, task(standardise="local")) == ()
+    x[:, 0] = np.where(np.arange(40) < 8, -999, np.arange(40))
+    assert "'a' has -999 in many" in doubts(samples, task(standardise="local"))[0]
+    assert doubts(samples, manifest())[-1].startswith("the features are unscaled"), "values without names may be pixels"
+
+
 def test_huge_features():
     (found,) = doubts(dataset(1, 1, 1e30, 1), task())
     assert "values of up to 2e+30" in found or "values of up to 3e+30" in found
