@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from shoal.address import check_chunk_bytes
 from shoal.limits import CHUNK_BYTES
-from shoal.util.config import Setting
+from shoal.util.config import Broker, Ca, Cert, ChunkBytes, Key, Proxy, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,11 @@ class AggregatorConfig:
         Path,
         Setting("Keys, membership, runs and results of this aggregator.", metavar="DIRECTORY", argument=True),
     ]
-    broker: Annotated[
-        str, Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True)
-    ] = field(default="", repr=False)
-    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
-    cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
-    key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
-    proxy: Annotated[
-        str,
-        Setting(
-            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
-        ),
-    ] = field(default="", repr=False)
+    broker: Broker = field(default="", repr=False)
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    proxy: Proxy = field(default="", repr=False)
     device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.", rare=True)] = "auto"
     once: Annotated[
         bool, Setting("End when every run is finished, instead of waiting for the next.", off="forever")
@@ -58,9 +51,7 @@ class AggregatorConfig:
         str,
         Setting("Network interface for the workers' sums, such as wg0; needed for runs with workers."),
     ] = ""
-    chunk_bytes: Annotated[
-        int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)
-    ] = CHUNK_BYTES
+    chunk_bytes: ChunkBytes = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         check_chunk_bytes(self.chunk_bytes)

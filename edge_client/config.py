@@ -12,7 +12,7 @@ from edge_client.metered import parse_hours
 from shoal.address import check_chunk_bytes
 from shoal.errors import ConfigError
 from shoal.limits import CHUNK_BYTES, MOST_DITTO_WEIGHT
-from shoal.util.config import Setting
+from shoal.util.config import Broker, Ca, Cert, ChunkBytes, Key, Proxy, Setting
 
 LEAST_KBPS: Final = 8.0
 """1,000 bytes a second: below it a reminder would take longer than the pause before the next."""
@@ -49,19 +49,11 @@ class EdgeConfig:
             "Read data files that have changed again at the next round; samples may only be appended.", off="read-once"
         ),
     ] = False
-    broker: Annotated[
-        str,
-        Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True),
-    ] = field(default="", repr=False)
-    ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")] = None
-    cert: Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)] = None
-    key: Annotated[Path | None, Setting("Client certificate's key.", rare=True)] = None
-    proxy: Annotated[
-        str,
-        Setting(
-            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
-        ),
-    ] = field(default="", repr=False)
+    broker: Broker = field(default="", repr=False)
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    proxy: Proxy = field(default="", repr=False)
     threads: Annotated[int, Setting("Threads of ONNX Runtime, or of numpy's BLAS.", rare=True)] = 1
     once: Annotated[
         bool,
@@ -87,9 +79,7 @@ class EdgeConfig:
         ),
     ] = AUTO
     max_kbps: Annotated[float, Setting("Most kilobits a second to send to the broker; 0: no limit.")] = 0.0
-    chunk_bytes: Annotated[
-        int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)
-    ] = CHUNK_BYTES
+    chunk_bytes: ChunkBytes = CHUNK_BYTES
     metered: Annotated[
         str,
         Setting(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -111,8 +111,7 @@ class BrokerAddress:
     ) -> BrokerAddress:
         """Parse ``mqtt[s]://[user:password@]host[:port]`` or ``ws[s]://.../path``; user and password may be percent-encoded.
 
-        An encrypted connection to an address that is not private uses ``proxy``, or the one of the environment's ``https_proxy``
-        unless ``no_proxy`` has the host; any other only a ``proxy`` that is given.
+        ``proxy`` is the URL of one; `routed` finds that of the environment.
 
         Raises:
             ConfigError: the URL has another form, certificates are given without TLS, or a client certificate is given
@@ -155,7 +154,7 @@ class BrokerAddress:
             key_file=key_file,
             chunk_bytes=chunk_bytes,
             path=(parts.path.rstrip("/") or WEBSOCKET_PATH) if websocket else "",
-            proxy=_checked_proxy(proxy) if proxy else (_environments_proxy(host) if tls else ""),
+            proxy=_checked_proxy(proxy) if proxy else "",
         )
 
     @classmethod
@@ -186,8 +185,18 @@ class BrokerAddress:
     @property
     def proxy_name(self) -> str:
         """The proxy without its user and password; empty without one."""
-        parts = urlsplit(self.proxy)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port or PROXY_PORTS[parts.scheme]}" if self.proxy else ""
+        return shown(self.proxy) if self.proxy else ""
+
+    def routed(self) -> BrokerAddress:
+        """Return the address as a connection takes it: through the proxy of the environment, if it has none of its own.
+
+        That is ``https_proxy``, for encrypted connections to a host that is not private and that ``no_proxy`` does not have.
+
+        Raises:
+            ConfigError: its URL is not valid.
+        """
+        found = _environments_proxy(self.host) if self.tls and not self.proxy else ""
+        return replace(self, proxy=found) if found else self
 
     @property
     def is_loopback(self) -> bool:
@@ -217,6 +226,18 @@ class BrokerAddress:
                 hint="check ca_file, cert_file and key_file: PEM, readable by us",
             ) from error
         return context
+
+
+def shown(url: str) -> str:
+    """Return the URL of a broker or of a proxy without its user and password.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in PROXY_PORTS:
+        return str(BrokerAddress.parse(url))
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or PROXY_PORTS[parts.scheme]}"
 
 
 def _checked_proxy(url: str) -> str:

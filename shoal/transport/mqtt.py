@@ -143,7 +143,7 @@ class MqttTransport:
         self._pace = pace or Pace()
         if will is not None:
             check_publish(*will)
-        self.address = url if isinstance(url, BrokerAddress) else BrokerAddress.parse(url)
+        self.address = (url if isinstance(url, BrokerAddress) else BrokerAddress.parse(url)).routed()
         self.client_id = client_id
         self._sink = sink
         self._will = will

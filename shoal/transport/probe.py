@@ -177,7 +177,7 @@ def certificate_expiry(address: BrokerAddress) -> int:
     assert context is not None, "the address has no TLS"
     try:
         with (
-            connected((address.host, address.port), address.proxy, limits.CONNECT_TIMEOUT_S) as plain,
+            connected((address.host, address.port), address.routed().proxy, limits.CONNECT_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=address.host) as connection,
         ):
             expiry = (connection.getpeercert() or {})["notAfter"]

@@ -14,9 +14,9 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from shoal.address import BrokerAddress
+from shoal.address import shown
 from shoal.errors import ConfigError
 from shoal.hints import wanted
 from shoal.util.console import say, say_json
@@ -55,6 +55,18 @@ class Setting:
     def option(self) -> str:
         """The name of its option."""
         return f"--{self.name.replace('_', '-')}"
+
+
+# How each program that serves reaches the broker.
+Broker = Annotated[str, Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True)]
+Ca = Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")]
+Cert = Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)]
+Key = Annotated[Path | None, Setting("Client certificate's key.", rare=True)]
+Proxy = Annotated[
+    str,
+    Setting("Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"),
+]
+ChunkBytes = Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)]
 
 
 def settings_in(kind: type[Any]) -> dict[str, Setting]:
@@ -107,7 +119,7 @@ class Layers(Generic[C]):
             if name in self.values:
                 value = self.values[name]
                 if value and setting.secret:
-                    value = str(BrokerAddress.parse(value))
+                    value = shown(value)
                 elif isinstance(value, Path):
                     value = str(value)
                 found[name] = {"value": value, "source": self.origins[name]}
@@ -138,7 +150,7 @@ def read(
         environment: defaults to the process's environment.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
+        ConfigError: an unknown key, a value of the wrong type, a password among the flags, or a file that can't be read.
     """
     environment, flags = os.environ if environment is None else environment, flags or {}
     settings = settings_in(kind)
@@ -154,6 +166,11 @@ def read(
     for name, setting in settings.items():
         variable = variable_of(kind, name)
         if flags.get(name) is not None:
+            if setting.secret and "@" in flags[name]:
+                raise ConfigError(
+                    f"{setting.option} with a password would show it to every user of this machine",
+                    hint=f"give it as {variable}, or as {name} in [{table_of(kind)}] of a private TOML file",
+                )
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
             values[name], origins[name] = _parse(environment[variable], setting.kind, variable), variable

@@ -11,7 +11,7 @@ from shoal.address import BrokerAddress, check_chunk_bytes
 from shoal.errors import ConfigError
 from shoal.limits import CHUNK_BYTES, MAX_TRANSFER_BYTES
 from shoal.membership.grants import OWNER_NAME
-from shoal.util.config import Setting, read
+from shoal.util.config import Proxy, Setting, read
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
@@ -34,12 +34,7 @@ class OwnerConfig:
     ca: Annotated[Path | None, Setting("CA certificates for mqtts.", shown="broker-config's")] = None
     cert: Annotated[Path | None, Setting("Client certificate for mqtts.")] = None
     key: Annotated[Path | None, Setting("Client certificate's key.")] = None
-    proxy: Annotated[
-        str,
-        Setting(
-            "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"
-        ),
-    ] = field(default="", repr=False)
+    proxy: Proxy = field(default="", repr=False)
     chunk_bytes: Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.")] = (
         CHUNK_BYTES
     )

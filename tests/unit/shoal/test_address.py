@@ -130,8 +130,17 @@ def test_the_environments_proxy(monkeypatch: pytest.MonkeyPatch, url: str, no_pr
     monkeypatch.setenv("https_proxy", "http://us:secret-word@proxy:3128")
     monkeypatch.setenv("no_proxy", no_proxy)
     address = BrokerAddress.parse(url)
+    assert not address.proxy, "an address is parsed in the same way everywhere"
+    address = address.routed()
     assert address.proxy_name == ("http://proxy:3128" if used else "")
     assert "secret-word" not in f"{address} {address!r}"
+
+
+def test_a_wrong_proxy_hinders_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "proxy:3128")
+    address = BrokerAddress.parse("mqtts://broker.example")
+    with pytest.raises(ConfigError, match="the proxy's URL is not valid"):
+        address.routed()
 
 
 def test_a_given_proxy_is_for_each_address() -> None:
