@@ -183,9 +183,8 @@ class Standardised:
 
     def _statistics(self, state: Any) -> dict[int, ClusterModel]:
         """Return the statistics in which each model is, if they are not the fleet's."""
-        came_from = {m: state.own[at] for m, (at, _) in self._scaling(state).items() if at in state.own}
-        waiting = dict.fromkeys(self._scaling(state), state.slot)
-        return {**waiting, **came_from, **state.own}
+        waiting = {m: state.own.get(at, state.slot) for m, (at, _) in self._scaling(state).items()}
+        return {**waiting, **state.own}
 
     def close(self, state: Any, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[Any, Outcome]:
         """Move the models of the statistics by their means, if they are of enough devices; or close the strategy's round."""

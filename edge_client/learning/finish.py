@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from edge_client.learning.data import DataSplits
     from edge_client.learning.model import Backend
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.recipe import LocalTraining
     from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")

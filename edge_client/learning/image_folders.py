@@ -152,17 +152,17 @@ def _pixels(image: Any, path: Path, size: tuple[int, int, int]) -> NDArray[np.fl
     try:
         with warnings.catch_warnings(), _opened(image, path) as file:
             # Before it is decoded, which its EXIF data may need: a small file may have pixels for gigabytes.
-            _check_pixels(path, file.size if file.size == (height, width) else (width, height), file.size)
+            _check_pixels(path, file.size, (width, height), (height, width))
             upright = _upright(file)
-            _check_pixels(path, (width, height), upright.size)
+            _check_pixels(path, upright.size, (width, height))
             values = _levels(upright, _MODES[channels], path)
     except (*_ERRORS, image.DecompressionBombError) as error:
         raise DataError(f"{path} can't be read as an image: {str(error)[:200]}") from None
     return np.broadcast_to(values.reshape(height, width, -1), (height, width, channels)).transpose(2, 0, 1)
 
 
-def _check_pixels(path: Path, wanted: tuple[int, int], found: tuple[int, int]) -> None:
-    if found != wanted:
+def _check_pixels(path: Path, found: tuple[int, int], wanted: tuple[int, int], *also: tuple[int, int]) -> None:
+    if found not in (wanted, *also):
         raise DataError(
             f"{path} has {found[0]} x {found[1]} pixels, the task takes {wanted[0]} x {wanted[1]}",
             hint="scale the images before: they are read as they are",

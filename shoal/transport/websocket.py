@@ -95,12 +95,12 @@ class _Hurried:
 
     def __init__(self, sock: Any, timeout_s: float) -> None:
         self._sock, self._by_s = sock, time.monotonic() + timeout_s
-        self._received = bytearray()
+        self.received = bytearray()
 
     @property
     def first_line(self) -> str:
         """The first line of what was received, for messages."""
-        return self._received.split(b"\n")[0][:80].decode("ascii", "replace").strip()
+        return self.received.split(b"\n")[0][:80].decode("ascii", "replace").strip()
 
     def send(self, data: bytes) -> int:
         self._sock.sendall(data)
@@ -110,11 +110,11 @@ class _Hurried:
         left_s = self._by_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the handshake takes too long")
-        if len(self._received) >= HANDSHAKE_BYTES:
+        if len(self.received) >= HANDSHAKE_BYTES:
             raise ConnectionError("the answer to the handshake is too long")
         self._sock.settimeout(left_s)
         data: bytes = self._sock.recv(most)
-        self._received += data
+        self.received += data
         return data
 
 
@@ -155,14 +155,10 @@ def _connect(sock: socket.socket, address: tuple[str, int], credentials: str, ti
     if credentials:
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(credentials.encode()).decode()}")
     hurried.send("\r\n".join([*lines, "", ""]).encode())
-    answer = b""
-    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows belongs to the broker
-        byte = hurried.recv(1)
-        if not byte:
+    while not hurried.received.endswith(b"\r\n\r\n"):
+        if not hurried.recv(1):  # byte by byte: what follows belongs to the broker
             raise ConnectionError(f"it ended the connection: {hurried.first_line or 'no answer'}")
-        answer += byte
-    code = answer.split(b" ", 2)[1:2]
-    if code != [b"200"]:
+    if hurried.received.split(b" ", 2)[1:2] != [b"200"]:
         raise ConnectionError(hurried.first_line or "no answer")
     sock.settimeout(timeout_s)
 

@@ -83,15 +83,18 @@ def _require(what: str, compare: Compare, example: Example, full_batch: int) -> 
         TaskError: as many draws differ as agree, or all draws of a single sample are at kinks.
     """
     for size in sorted({1, PARTIAL_BATCH, full_batch}):
-        found: list[str] = []
+        agreed, differences = 0, list[str]()
         for _ in range(_DRAWS):
             difference = compare(*example(size))
-            found += [] if difference is None else [difference]
-            if found.count("") == _AGREEMENTS or len(found) - found.count("") == _AGREEMENTS:
+            if difference:
+                differences.append(difference)
+            elif difference is not None:
+                agreed += 1
+            if _AGREEMENTS in (agreed, len(differences)):
                 break
-        if len(found) - found.count("") >= max(found.count(""), 1):
-            raise TaskError(f"{what}, batch of {size}: {max(found)}")
-        if not found and size == 1:
+        if len(differences) >= max(agreed, 1):
+            raise TaskError(f"{what}, batch of {size}: {differences[-1]}")
+        if not agreed and size == 1:
             raise TaskError(
                 f"{what}: torch's own gradient has no stable value", hint="look for a division or a root near zero"
             )
