@@ -14,7 +14,7 @@ from shoal_lab.bench.load import aggregator, measurement, soak
 
 from shoal.errors import ShoalError
 
-COMMANDS = {"round", "start", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links", "race"}
+COMMANDS = {"round", "start", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links"}
 APP = typer.main.get_command(cli.app)
 
 
@@ -56,9 +56,6 @@ def test_options_reach_the_bench_and_figures_the_file(monkeypatch, capsys, tmp_p
         (("load", "--devices", "1", "--prepared", "--churn", "0.1"), "no devices that could leave"),
         (("soak", "--plot", "/none/x.svg"), "/none for the figure"),
         (("round", "--broker", "emqx"), "no broker 'emqx'"),
-        (("race", "--task", "lstm"), "no task 'lstm'"),
-        (("race", "--system", "fedml"), "no system 'fedml'"),
-        (("race", "--system", "torch"), "times are compared with Shoal's"),
         (("poison", "--attack", "x"), "no attack 'x'"),
         (("poison", "--rule", "krum"), "no rule 'krum'"),
         (("poison", "--data", "letters"), "no data 'letters'"),
