@@ -87,23 +87,6 @@ def bench_start(
 
 
 @_bench
-def bench_aggregator(
-    devices: Annotated[
-        list[int] | None, typer.Option(help="Fleet size; may be given again; default: 100, 1000 and 5000.", min=1)
-    ] = None,
-    algorithm: Algorithm = "fedavg",
-) -> Report:
-    """Measure the CPU time of a round in the aggregator's service, for fleets of several sizes and 7850 coordinates.
-
-    It leaves out the daemon's event queue, MQTT and the broker, acknowledgements on the wire, and the devices: uploads are
-    made beforehand and handed to the service in one process. `shoal bench load` measures the whole daemon.
-    """
-    from shoal_lab.bench.load import aggregator
-
-    return Report(aggregator.measure(devices or aggregator.SIZES, algorithm), aggregator.words)
-
-
-@_bench
 def bench_load(
     devices: Annotated[
         int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)

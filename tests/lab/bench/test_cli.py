@@ -10,11 +10,11 @@ import typer
 pytest.importorskip("torch")
 
 from shoal_lab.bench import cli, rounds, starts
-from shoal_lab.bench.load import aggregator, measurement, soak
+from shoal_lab.bench.load import measurement, soak
 
 from shoal.errors import ShoalError
 
-COMMANDS = {"round", "start", "aggregator", "load", "soak", "numerics", "privacy", "poison", "links"}
+COMMANDS = {"round", "start", "load", "soak", "numerics", "privacy", "poison", "links"}
 APP = typer.main.get_command(cli.app)
 
 
@@ -70,16 +70,6 @@ def test_senseless_options_are_refused(words, message):
         run(*words)
 
 
-def test_the_aggregator_takes_the_usual_sizes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(aggregator, "measure", lambda *given: asked.append(given) or {})
-    monkeypatch.setattr(aggregator, "words", lambda _data: [])
-    run("aggregator")
-    run("aggregator", "--devices", "5", "--devices", "6", "--algorithm", "cfl")
-    assert asked == [((100, 1000, 5000), "fedavg"), ([5, 6], "cfl")]
-    assert "default: 100, 1000 and 5000." in APP.commands["aggregator"].params[0].help
-
-
 LOAD = {
     "devices": 10,
     "algorithm": "ifca",
@@ -112,14 +102,6 @@ ROUND = {
     "aggregator_rss_mb_max": 120.2,
 }
 FIRST = (starts.Start(0.9, 0.8, 0.6), starts.Start(0.5, 0.4, 0.3), starts.Start(0.7, 0.6, 0.4))
-FIGURES = {
-    "devices": 7,
-    "cpu_seconds_per_round": 0.5,
-    "cpu_ms_per_upload": 0.25,
-    "cpu_ms_per_presence": 0.5,
-    "published_bytes_per_round": 9,
-}
-ENGINE = {"devices": 100, "us_per_presence": 1.25, "us_per_upload": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -166,18 +148,8 @@ ENGINE = {"devices": 100, "us_per_presence": 1.25, "us_per_upload": 2.0}
                 "open_files 9 9 flat",
             ],
         ),
-        (
-            aggregator.words,
-            {"loads": [FIGURES], "engine": [ENGINE]},
-            [
-                "devices CPU s a round CPU ms an upload CPU ms a presence bytes published",
-                "7 0.500 0.25 0.50 9",
-                "the engine's rules alone, without messages, seals and disk:",
-                "100 devices: 1.2 us a presence, 2.0 us an upload",
-            ],
-        ),
     ],
-    ids=["round", "start", "load", "soak", "aggregator"],
+    ids=["round", "start", "load", "soak"],
 )
 def test_words(words, data, lines):
     assert [" ".join(line.split()) for line in words(data)] == lines

@@ -93,54 +93,7 @@ class Sample:
     database_bytes: int = 0
 
 
-def run_options(algorithm: str, rounds: int, unlike: Mapping[str, Any] = UNLIKE_A_FLEET) -> Recipe:
-    """Return the options of a run, of which ``unlike`` are not a fleet's defaults."""
-    return Recipe(algorithm, as_settings(SETTINGS.get(algorithm, {})), rounds=rounds, local=LOCAL, seed=0, **unlike)
-
-
-class FleetPlace(Stage):
-    """A stage with a fleet of n devices and one run.
-
-    Args:
-        root: directory for all but the devices.
-        states: directory with one subdirectory a device.
-        broker: the broker's address.
-        size: number of devices.
-        model: name in MODELS.
-        options: of the run, see `run_options`.
-        shards: workers of the aggregator; 1 is an aggregator without workers.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        states: Path,
-        broker: str,
-        *,
-        size: int,
-        model: str = "logistic",
-        options: Recipe,
-        shards: int = 1,
-    ) -> None:
-        self.states = states
-        self.size, self.rounds, self.algorithm, self.shards = size, options.rounds, options.algorithm, shards
-        self.names = [f"dev-{place:05}" for place in range(size)]
-        super().__init__(root, broker, (), FLEET, shards)
-        self.fleet.add_devices(enrolment.init(self.device_dir(name), name).read_bytes() for name in self.names[1:])
-        # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
-        self.add_device(self.names[0])
-        self.identities = [Identity.load(self.device_dir(name) / KEY_FILE) for name in self.names]
-        bundle = _compiled(model)
-        self.model_bytes = 4 * bundle.length
-        self.plan = self.add_run(bundle, draw_origins(bundle.manifest, origins_needed(options), 0), options)
-        self.run_dir = self.aggregator_dir / f"run-{self.plan.run:06d}"
-
-    def device_dir(self, name: str) -> Path:
-        """Return a device's directory."""
-        return self.states / name
-
-
-class LoadFleet(FleetPlace):
+class LoadFleet(Stage):
     """A fleet with one run, and the processes that serve it; a context manager that ends them all.
 
     Args:
@@ -176,21 +129,36 @@ class LoadFleet(FleetPlace):
         self.churn, self.core_each = churn, core_each
         self._page = ["--http", f"127.0.0.1:{page_port}"] if page_port else []
         self._reports: dict[str, Path] = {}
+        self.size, self.rounds, self.algorithm, self.shards = devices, rounds, algorithm, shards
+        self.names = [f"dev-{place:05}" for place in range(devices)]
+        bundle, unlike = _compiled(model), WITH_CHURN if churn else UNLIKE_A_FLEET
+        options = Recipe(
+            algorithm, as_settings(SETTINGS.get(algorithm, {})), rounds=rounds, local=LOCAL, seed=0, **unlike
+        )
+        self.model_bytes = 4 * bundle.length
         with contextlib.ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-")))
-            model_bytes = 4 * _compiled(model).length
-            options = run_options(algorithm, rounds, WITH_CHURN if churn else UNLIKE_A_FLEET)
-            state_bytes = COPIES_PER_DEVICE * (model_bytes * origins_needed(options) + (64 << 10))
+            state_bytes = COPIES_PER_DEVICE * (self.model_bytes * origins_needed(options) + (64 << 10))
             place = _memory_directory(devices * state_bytes)
-            states = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-devices-", dir=place))
+            self.states = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-load-devices-", dir=place))
+            )
             self.broker: BrokerProcess = stack.enter_context(
-                start_broker("mosquitto", root / "broker", queue=queue_limits(devices, model_bytes))
+                start_broker("mosquitto", root / "broker", queue=queue_limits(devices, self.model_bytes))
             )
-            super().__init__(
-                root, Path(states), self.broker.url, size=devices, model=model, options=options, shards=shards
-            )
+            super().__init__(root, self.broker.url, (), FLEET, shards)
+            self.fleet.add_devices(enrolment.init(self.device_dir(name), name).read_bytes() for name in self.names[1:])
+            # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
+            self.add_device(self.names[0])
+            self.identities = [Identity.load(self.device_dir(name) / KEY_FILE) for name in self.names]
+            self.plan = self.add_run(bundle, draw_origins(bundle.manifest, origins_needed(options), 0), options)
+            self.run_dir = self.aggregator_dir / f"run-{self.plan.run:06d}"
             # Only now: after Ctrl-C in a constructor `__exit__` is not called.
             self._stack = stack.pop_all()
+
+    def device_dir(self, name: str) -> Path:
+        """Return a device's directory."""
+        return self.states / name
 
     def start_aggregator(self, *arguments: str) -> Program:
         """Start `shoal-aggregator serve` with the limit on open files, and its workers unless they run."""

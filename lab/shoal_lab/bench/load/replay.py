@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from crypto.seal.identity import Identity
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
-    from shoal_lab.bench.load.fleet_load import FleetPlace, LoadFleet
+    from shoal_lab.bench.load.fleet_load import LoadFleet
 
 PRESENCES_FILE: Final = "presences"
 ITEM_HEAD: Final = struct.Struct("<HHI16s")
@@ -127,7 +127,7 @@ def prepare(fleet: LoadFleet) -> Callable[[], None]:
     return start
 
 
-def presences(fleet: FleetPlace) -> Iterator[Item]:
+def presences(fleet: LoadFleet) -> Iterator[Item]:
     """Yield the sealed presences of all devices."""
     group = fleet.fleet.broadcast
     for identity in fleet.identities:
@@ -136,12 +136,10 @@ def presences(fleet: FleetPlace) -> Iterator[Item]:
         yield Item(identity.name, bytes(16), seal_to_group(identity, group, head, plain))
 
 
-def rehearse(fleet: FleetPlace, groups: int = GROUPS) -> Iterator[tuple[int, list[Item]]]:
+def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
     """Yield each round's number and sealed uploads, in an order in which the aggregator will ask for them.
 
-    Args:
-        fleet: of the run.
-        groups: hidden groups of devices, each with a target and a choice among the candidates of its own.
+    Each of the hidden groups of devices has a target and a choice among the candidates of its own.
 
     Raises:
         IntegrityError: the engine opens no next round though all uploads of a round are there.
@@ -170,7 +168,7 @@ def rehearse(fleet: FleetPlace, groups: int = GROUPS) -> Iterator[tuple[int, lis
     recipient = aggregator_of(roster)
     cuts = borders(plan.length, len(plan.workers))
     state, actions = engine.begin(roster.active(), roster.keys_since, roster)
-    targets = [target_of(group, plan.length) for group in range(groups)]
+    targets = [target_of(group, plan.length) for group in range(GROUPS)]
     for name in fleet.names:
         state, actions = engine.handle(state, CameOnline(name))
     head = NO_TRANSCRIPT
@@ -186,13 +184,13 @@ def rehearse(fleet: FleetPlace, groups: int = GROUPS) -> Iterator[tuple[int, lis
             assignment = opened.plan.assignments.get(identity.name)
             if assignment is None:
                 continue
-            update: Float32Vector = targets[place % groups] * np.float32(STEP * scale_of(place))
+            update: Float32Vector = targets[place % GROUPS] * np.float32(STEP * scale_of(place))
             phase, precision = assignment.phase, plan.recipe.precision_up
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
             encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
             body = b"" if encoded is None else encoded.body
             upload = _upload(
-                fleet, opened, assignment, (place, place % groups), (key.key_id, head), plan.length if encoded else 0
+                fleet, opened, assignment, (place, place % GROUPS), (key.key_id, head), plan.length if encoded else 0
             )
             header, *parts = seal_pieces(identity, plan, recipient, upload, body)
             items.append(Item(identity.name, header.transfer_id, header.payload))
@@ -224,7 +222,7 @@ def _in_parts(steps: tuple[KeptStep, ...], cuts: Sequence[tuple[int, int]]) -> t
 
 
 def _upload(
-    fleet: FleetPlace,
+    fleet: LoadFleet,
     opened: OpenRound,
     assignment: Assignment,
     device: tuple[int, int],
