@@ -24,14 +24,6 @@ def clock(monkeypatch, capsys):
     return made
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_first_round_has_no_estimate(capsys):
-    with TerminalProgress() as progress:
-        progress.round("ifca", 1, 10, {"round": 1, "accuracy": 51.2345, "sizes": (1, 2), "clusters": 2, "purity": None})
-        assert capsys.readouterr().err == f"{CLEAR}ifca 1/10, accuracy 51.23, clusters 2"
-    assert capsys.readouterr().err == CLEAR
-
-
 def test_the_time_left_is_of_one_algorithm(capsys, clock):
     """Two rounds took 4 s, so eight take 16 s; another algorithm's clock starts with it."""
     progress = TerminalProgress()
@@ -57,36 +49,11 @@ def test_the_line_is_drawn_in_turns(capsys, clock):
     assert shown == ["ifca 1/9", "ifca 3/9", "ifca 9/9"]
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_long_line_is_cut_to_the_terminal(capsys):
-    """A line that wraps can't be erased."""
-    TerminalProgress().round("ifca", 1, 1, {f"name{i}": i for i in range(30)})
-    assert len(capsys.readouterr().err) == len(CLEAR) + 59
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_step_erases_the_line_before_it(capsys):
-    progress = TerminalProgress()
-    progress.stage("reading mnist")
-    progress.round("ifca", 1, 1, None)
-    progress.stage("drawing")
-    progress.stage("done")
-    assert capsys.readouterr().err == f"reading mnist\n{CLEAR}ifca 1/1{CLEAR}drawing\ndone\n"
-
-
 def test_no_terminal_no_line(capsys):
     with TerminalProgress() as progress:
         progress.stage("reading mnist")
         progress.round("ifca", 1, 1, {"accuracy": 1.0})
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(89.4, "89 s"), (90, "2 min"), (150, "2 min"), (5399, "90 min"), (5400, "1.5 h"), (36_000, "10.0 h")],
-)
-def test_durations_are_in_a_unit_that_fits(seconds, text):
-    assert module._duration(seconds) == text
 
 
 def result(**changes):
@@ -125,41 +92,6 @@ def test_the_table_has_a_row_an_algorithm(capsys):
         end = head.index(name) + len(name)
         assert first[end - 1] != " "
         assert first[end : end + 1] in ("", " ")
-
-
-def test_unmeasured_figures_are_dashes(capsys):
-    _, row = lines_of(capsys, result(accuracy=None, published=None, purity=None, ari=None))
-    assert row.split() == ["ifca", "-", "-", "-", "-", "-", "4", "30", "0.123"]
-
-
-def test_other_figures_stand_below_the_table(capsys):
-    """Short ones only; several published figures are no column."""
-    extra = {
-        "gap": 0.123456,
-        "right": True,
-        "seen": [1, 2],
-        "long": list(range(61)),
-        "nested": {"a": {"b": 1}},
-        "none": None,
-        "fits": {"a": 1, "b": 2.55555},
-    }
-    _, row, *rest = lines_of(capsys, result(published={"cfl": 36.0, "from": "Fig. 9"}, **extra))
-    assert row.split()[3] == "-"
-    assert rest == [
-        "",
-        "ifca:",
-        "  published: cfl 36, from Fig. 9",
-        "  gap: 0.1235",
-        "  right: True",
-        "  seen: 1, 2",
-        "  fits: a 1, b 2.556",
-    ]
-
-
-def test_a_switch_is_no_published_number(capsys):
-    _, row, *rest = lines_of(capsys, result(published=True))
-    assert row.split()[3] == "-"
-    assert rest[-1] == "  published: True"
 
 
 def test_success_has_a_line_a_point(capsys):

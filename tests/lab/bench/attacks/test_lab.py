@@ -13,7 +13,6 @@ from shoal_lab.bench.attacks.lab import (
     LR,
     RUN_ID,
     FleetKeys,
-    Images,
     make_lab,
 )
 
@@ -71,13 +70,6 @@ def test_fresh_keys_are_those_of_the_key_schedule(lab):
         assert np.array_equal(mask(rows[0], key).values, made[0])
 
 
-def test_a_draw_depends_on_its_name_alone(lab):
-    one, same, other = (lab.pick(what, 50) for what in ("a", "a", "b"))
-    assert np.array_equal(one.x, same.x)
-    assert not np.array_equal(one.x, other.x)
-    assert len({x.tobytes() for x in one.x}) == 50
-
-
 def test_a_one_step_update_is_the_gradient(lab):
     """Times the step size, at the origin, which the module holds."""
     batch, model = lab.pick("a test", 8), lab.module()
@@ -86,12 +78,6 @@ def test_a_one_step_update_is_the_gradient(lab):
     parts = torch.autograd.grad(loss, list(model.parameters()))
     expected = torch.cat([p.flatten() for p in parts]).numpy()
     np.testing.assert_allclose(lab.gradient(batch), expected, rtol=1e-3, atol=1e-5)
-
-
-def test_the_mean_image_is_of_one_class_or_of_all():
-    images = Images(np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 0.0]], np.float32), np.array([4, 4, 7]))
-    assert images.mean().tolist() == pytest.approx([0.5, 2 / 3])
-    assert images.mean(4).tolist() == [0.5, 1.0]
 
 
 def test_public_and_private_images_are_apart(monkeypatch):

@@ -10,24 +10,19 @@ from shoal_lab.bench.load import driver as load_driver
 from shoal_lab.bench.load.driver import (
     GROUPS,
     SAMPLES,
-    SPREAD,
     TARGET_NORM,
     Driver,
     DriverReport,
     DriverSpec,
-    LoadTransport,
-    LoadWorker,
     Pull,
     Trainings,
     batch_of,
-    scale_of,
     target_of,
 )
 
 from shoal.errors import UntrustedError
-from shoal.protocol.chunking import ChunkKind, split
 from shoal.transport.base import Connected, Message, TakenOver
-from tests.helpers.tasks import logistic_bundle, manifest
+from tests.helpers.tasks import manifest
 
 D = 50
 BIRTH = 3
@@ -50,12 +45,6 @@ def test_gradients_lead_to_the_target_of_a_group():
     assert backend.predict(theta, batch.x).shape == (SAMPLES, 1)
 
 
-def test_no_two_devices_send_the_same_update():
-    scales = {scale_of(place) for place in range(2000)}
-    assert len(scales) == 2000
-    assert 1.0 <= min(scales) < max(scales) < 1.0 + SPREAD
-
-
 def test_trainings_run_when_they_are_due():
     delays, done = iter((0.02, 0.0, 0.01, 60.0)), []
     trainings = Trainings(lambda: next(delays))
@@ -68,33 +57,6 @@ def test_trainings_run_when_they_are_due():
     assert not trainings.run_due()
     assert trainings.wait_s() == load_driver.POLL_S
     assert (done, trainings.carried_out) == ([1, 2, 0], 3)
-
-
-@pytest.mark.parametrize(
-    "end", [lambda worker: worker.submit(lambda _cancelled: 2, worker.done.append), LoadWorker.close]
-)
-def test_a_cancelled_training_is_not_counted(end):
-    """The next one of its device cancels it, and so does the end."""
-    trainings, done = Trainings(lambda: 0.0), []
-    worker = LoadWorker(trainings)
-    worker.done = done
-    worker.cancel()
-    worker.submit(lambda _cancelled: 1, done.append)
-    end(worker)
-    while trainings.run_due():
-        pass
-    assert done == [2] * trainings.carried_out
-    assert trainings.carried_out == (end is not LoadWorker.close)
-
-
-def test_reminders_are_counted(monkeypatch):
-    sent = []
-    monkeypatch.setattr(load_driver.MqttTransport, "publish", lambda _self, topic, *_a, **_k: sent.append(topic))
-    transport = LoadTransport.__new__(LoadTransport)
-    for kind in (ChunkKind.REMINDER, ChunkKind.UPLOAD, ChunkKind.REMINDER, ChunkKind.STATE):
-        transport.publish(kind.name, split(b"x", kind=kind, round=1)[0])
-    assert transport.reminders == 2
-    assert sent == ["REMINDER", "UPLOAD", "REMINDER", "STATE"]
 
 
 @pytest.fixture
@@ -153,13 +115,3 @@ def test_another_bench_with_the_same_ids_is_named(driver):
     with pytest.raises(UntrustedError, match="another client uses the id of dev-b") as caught:
         driver._take()
     assert caught.value.hint == "end the other load bench first"
-
-
-def test_devices_of_a_group_pull_towards_one_target(driver):
-    """Each at its own scale; a target is drawn once a group."""
-    bundle = logistic_bundle()
-    zero = np.zeros(bundle.length, np.float32)
-    gradients = [driver._pull(place, bundle).grad(zero, None, None)[1] for place in (0, GROUPS, 1)]
-    np.testing.assert_allclose(gradients[1] / scale_of(GROUPS), gradients[0] / scale_of(0), rtol=1e-5)
-    assert not np.allclose(gradients[2] / scale_of(1), gradients[0] / scale_of(0))
-    assert len(driver._targets) == 2

@@ -42,15 +42,6 @@ def test_a_figure_may_rise_by_a_tenth_and_its_slack(name):
     assert not is_flat(name, 60.0, most * 1.001)
 
 
-@pytest.mark.parametrize(("count", "ends"), [(9, (1.0, 7.0)), (4, (0.5, 2.5))])
-def test_thirds_have_two_samples_at_least(count, ends):
-    """They leave out the middle; one without a closed round divides by one."""
-    found = figures([sample(float(n), 5, rss_mb=n) for n in range(count)])
-    thirds = found["first_third"], found["last_third"]
-    assert tuple(third["rss_mb"] for third in thirds) == ends
-    assert thirds[1]["seconds_per_round"] == max(2, count // 3) - 1
-
-
 class Fleet:
     """A load fleet in virtual time, whose aggregator closes two rounds a second until ``stops_s``."""
 

@@ -39,16 +39,3 @@ def test_a_line_has_the_figures_and_a_link_to_its_result():
         "| 500 | 1.23 | 0.50 | 0.00 | 98 | 523 | 2999 of 3000 | 0 | 12 "
         "| min_contributors 1, quorum 1, deadline_s 3600 |"
     )
-
-
-def test_lines_are_in_the_order_of_the_fleets():
-    for run in (("mlp", "cfl", 10), ("logistic", "cfl", 100), ("logistic", "fedavg", 2000), ("logistic", "fedavg", 10)):
-        save(*run, DATA | {"devices": run[2]})
-    lines = [line.split("|") for line in table.block().splitlines()[2:]]
-    found = [(cells[1].strip().partition("]")[0][1:], cells[2].strip(), int(cells[3])) for cells in lines]
-    assert found == [
-        ("logistic", "fedavg", 10),
-        ("logistic", "fedavg", 2000),
-        ("logistic", "cfl", 100),
-        ("mlp", "cfl", 10),
-    ]

@@ -28,14 +28,3 @@ def test_an_attack_a_line_and_a_rule_a_column():
         "| false-losses | - | 88.0 |",
     ]
     assert lines[-1] == "Largest error of a mean under the mask (rotation): 3e-07."
-
-
-def test_seeds_have_their_mean_and_the_lowest():
-    assert "| none | 90.5 (90.0) |" in page.lines([row("none", "off", 90.0), row("none", "off", 91.0)])
-
-
-def test_a_backdoor_has_a_table_of_its_own():
-    seeds = [row("backdoor-1", "filter", 90.0, success=10.0), row("backdoor-1", "filter", 92.0, success=30.0)]
-    lines = page.lines([*ROWS, *seeds])
-    at = lines.index("**digits, fedavg**: success of a backdoor / accuracy")
-    assert lines[at + 4 : at + 6] == ["| backdoor-1 | 20.0 (30.0) / 91.0 (90.0) |", ""]

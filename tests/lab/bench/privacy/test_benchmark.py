@@ -4,13 +4,11 @@ import base64
 import html
 import json
 import re
-import struct
-import zlib
 
 import numpy as np
 import pytest
 from shoal_lab.bench.attacks.base import Picture, Result
-from shoal_lab.bench.privacy.benchmark import mode_report, rows_of, shown, verdict, words
+from shoal_lab.bench.privacy.benchmark import mode_report, rows_of, verdict, words
 from shoal_lab.bench.privacy.page import page, png
 
 SQUARE = np.linspace(0, 1, 9, dtype=np.float32).reshape(3, 3)
@@ -86,14 +84,6 @@ def test_rows_are_those_of_the_same_variant_in_each_mode():
     assert page(found, {}).count("<td></td>") == 2
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [(12.345, "dB", "12.3"), (0.5, "share", "0.500"), (0.001, "share", "0.0010"), (0, "", "0.000")],
-)
-def test_figures_in_the_form_of_their_unit(value, unit, text):
-    assert shown(value, unit) == text
-
-
 def test_the_page_holds_its_pictures_and_escapes_text():
     found = page(document(report()), {"rotation": [COUNTS]})
     assert "labels &lt;1&gt;" in found
@@ -105,12 +95,3 @@ def test_the_page_holds_its_pictures_and_escapes_text():
     assert html.unescape(found).count("labels <1>: true") == 2
     assert "got: mean 0.900 share" in found
     assert not re.search(r"(src|href)='(?!data:)", found)
-
-
-def test_a_picture_is_a_png_of_the_right_levels():
-    """Parsed by hand: signature, size, and the rows, each after a filter byte."""
-    data = png(np.array([[0.0, 1.0, 0.5], [2.0, -1.0, 0.2]], np.float32))
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (3, 2)
-    rows = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
-    assert zlib.decompress(rows) == bytes([0, 0, 255, 128, 0, 255, 0, 51])

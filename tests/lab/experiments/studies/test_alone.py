@@ -1,7 +1,5 @@
 """Devices that train alone: the dual form, the strategy ``local``, and the samples that each is tested on."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from shoal_lab.experiments.studies import alone
@@ -10,7 +8,7 @@ from shoal_lab.experiments.studies.alone import train_alone
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import Ranks
-from shoal.simulation.trainers.networks import OneHidden, Softmax
+from shoal.simulation.trainers.networks import OneHidden
 
 
 def shards_of(sizes, seed=0, inputs=9, classes=4):
@@ -75,20 +73,6 @@ def test_other_groups_probes_do_not_count():
 ONE_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
 
 
-def test_no_test_samples_no_accuracy():
-    """It is NaN, and the others have theirs; training goes on."""
-    population = Population(shards_of([6, 6]), test=(Shard.none(), *shards_of([5], seed=1)))
-    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
-    assert np.isnan(ended.accuracies).tolist() == [True, False]
-    assert np.isfinite(ended.losses).all()
-
-
-def test_no_probes_no_accuracy():
-    population = Population(shards_of([6, 6]), groups=(0, 1), probes=shards_of([5], seed=1), probe_groups=(1,))
-    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
-    assert np.isnan(ended.accuracies).tolist() == [True, False]
-
-
 def test_devices_learn_nothing_from_others():
     """A device's model is the same whether others train beside it or not."""
     shards = shards_of([6, 6, 8])
@@ -99,36 +83,3 @@ def test_devices_learn_nothing_from_others():
         own = train_alone(Population(shards[i : i + 1], test=tests[i : i + 1]), network, ONE_STEP, rounds=5, seed=2)
         assert own.losses[0] == pytest.approx(together.losses[i], abs=1e-5)
         assert own.accuracies[0] == together.accuracies[i]
-
-
-@pytest.mark.parametrize(
-    ("network", "changes", "dual"),
-    [
-        (OneHidden(9, 5, 4), {}, True),
-        (OneHidden(9, 5, 4), {"momentum": 0.9}, False),
-        (OneHidden(9, 5, 4), {"clip": 1.0}, False),
-        (OneHidden(9, 5, 4), {"prox_mu": 0.1}, False),
-        (OneHidden(9, 5, 4), {"lr_decay": 0.9}, False),
-        (OneHidden(9, 5, 4), {"batch_size": 3}, False),
-        (Softmax(9, 4), {}, False),
-    ],
-)
-def test_the_dual_form_is_for_plain_descent(monkeypatch, network, changes, dual):
-    """Any other recipe would be ignored by it."""
-    used = []
-    descend = alone.dual_descent
-    monkeypatch.setattr(alone, "dual_descent", lambda *a: used.append(1) or descend(*a))
-    recipe = dataclasses.replace(ONE_STEP, **changes)
-    train_alone(Population(shards_of([4]), test=shards_of([4])), network, recipe, rounds=1, seed=0)
-    assert bool(used) is dual
-
-
-def test_dual_blocks_hold_equal_shards(monkeypatch):
-    """Room for two devices of 6 samples at a time; another size starts a block."""
-    monkeypatch.setattr(alone, "BLOCK_BYTES", 2 * 4 * 6 * (6 + 4 * 5))
-    blocks = []
-    descend = alone.dual_descent
-    monkeypatch.setattr(alone, "dual_descent", lambda *a: blocks.append(tuple(a[2].shape[:2])) or descend(*a))
-    population = Population(shards_of([6, 6, 6, 4, 6]), test=shards_of([3] * 5))
-    train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
-    assert blocks == [(2, 6), (1, 6), (1, 4), (1, 6)]
