@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import logging
 import os
 import shutil
@@ -82,8 +83,21 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Put tests that start programs first: they take longest, and the end of a run should have small ones to share out."""
-    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    """Spread files whose tests wait for programs among those that compute: each test process has both, from the start to the end."""
+    files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+    halves = {True: [], False: []}
+    for tests in files:
+        halves[any(item.get_closest_marker(name) for item in tests for name in ("process", "broker"))].append(tests)
+    places = [place for half in halves.values() for place in _places(half)]
+    items[:] = [item for _, tests in sorted(places, key=lambda place: place[0]) for item in tests]
+
+
+def _places(files):
+    """Yield each file with the share of all tests that comes before it."""
+    total, before = sum(map(len, files)), 0
+    for tests in files:
+        yield before / total, tests
+        before += len(tests)
 
 
 @pytest.fixture(scope="session")

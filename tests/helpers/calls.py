@@ -14,9 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.transport import probe
 from tests.helpers.trees import PROGRAMS
 
 LIMIT_S = 90.0
+ANSWER_S = 0.5
+"""How long `doctor` waits for each thing that a broker may send: here it comes at once or never."""
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
@@ -75,6 +78,7 @@ def run_module(module, arguments, cwd, environment, files):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
+    probe.ANSWER_S = ANSWER_S
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
