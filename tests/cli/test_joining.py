@@ -24,20 +24,6 @@ FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
 ROTATION = "rotation (secret permutation, signs, Hadamard)"
 
 
-def test_the_owner_makes_a_fleet(call):
-    """Stdout has the fingerprint only; the next steps are on stderr."""
-    made = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER)
-    assert re.fullmatch(rf"owner {FINGERPRINT}\n", made.out)
-    assert made.err.startswith("next: ")
-
-
-def test_a_device_makes_a_card(call):
-    """Stdout has the card's path, stderr the fingerprint that the owner may compare."""
-    made = call("shoal-edge", "init", "dev-1", "--name", "dev-1")
-    assert made.out == "dev-1/dev-1.card\n"
-    assert re.search(rf"^fingerprint {FINGERPRINT}$", made.err, re.MULTILINE)
-
-
 def test_everybody_joins_and_no_secret_shows(call):
     """Enrolment by cards and grants; no output and no file that is passed on holds a secret in a usual encoding."""
     owner = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER).last.removeprefix("owner ")
@@ -63,18 +49,6 @@ def test_everybody_joins_and_no_secret_shows(call):
     for secret in (secrets.broadcast_key, secrets.version_secret):
         for spelling in (secret.hex(), secret.hex().upper(), repr(secret)[2:-1], repr(list(secret))):
             assert spelling not in text
-
-
-def test_show_lists_who_belongs(call, fleet):
-    """People read lines, programs one object; both say the same."""
-    text = call("shoal-fleet", "show", "owner").out
-    data = call("shoal-fleet", "show", "owner", "--json").data
-    assert data["fleet"] == "reef"
-    assert data["owner"] == fleet
-    assert data["broker"] == BROKER
-    assert [d["name"] for d in data["devices"]] == ["dev-1"]
-    assert f"owner {fleet}\n" in text
-    assert f"dev-1 {data['devices'][0]['fingerprint']}\n" in text
 
 
 def test_show_lists_runs_with_their_masks(call, fleet, task):
@@ -212,16 +186,6 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 
 
-def test_config_says_where_each_value_comes_from(call, fleet):
-    """Flag over environment over file over default."""
-    (call.home / "a.toml").write_text('[aggregator]\ndevice = "cpu"\nlog = "debug"\n')
-    shown = call("shoal-aggregator", "config", "server", "--config", "a.toml", SHOAL_AGGREGATOR_LOG="error").out
-    assert "dir = server  # flag\n" in shown
-    assert "device = cpu  # a.toml\n" in shown
-    assert "log = error  # SHOAL_AGGREGATOR_LOG\n" in shown
-    assert "once = False  # default\n" in shown
-
-
 def test_a_devices_config_shows_what_is_not_set_and_the_grants_broker(call, fleet):
     """To be looked at while it is being written; before a device has joined there is no broker."""
     told = call("shoal-edge", "config", "dev-1").out.splitlines()
@@ -255,24 +219,6 @@ def test_secrets_lie_in_private_files(call, fleet):
     assert [path for path in paths if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.parametrize(
-    ("program", "directory", "file"),
-    [
-        ("shoal-edge", "dev-1", "membership.bin"),
-        ("shoal-edge", "dev-1", "roster.signed"),
-        ("shoal-aggregator", "server", "membership.bin"),
-        ("shoal-aggregator", "server", "roster.signed"),
-    ],
-)
-def test_a_damaged_file_is_named_with_what_to_do(call, fleet, program, directory, file):
-    path = call.home / directory / file
-    write_private(path, path.read_bytes()[:10])
-    failed = call(program, "status", directory, status=7)
-    wrong = "an earlier version of Shoal wrote it" if file == "membership.bin" else "not what belongs there"
-    assert f"{directory}/{file} is damaged, or {wrong}: " in failed.err
-    assert "join again with a grant" in failed.err
-
-
 def test_another_programs_directory_is_told(call, fleet):
     failed = call("shoal-edge", "status", "server", status=4)
     assert "server has no receiving keys: another program or an earlier version of Shoal made it" in failed.err
@@ -280,18 +226,6 @@ def test_another_programs_directory_is_told(call, fleet):
     failed = call("shoal-aggregator", "status", "dev-1", status=7)
     assert "dev-1/membership.bin is damaged, or an earlier version of Shoal wrote it: " in failed.err
     assert "check that this is the program's directory" in failed.err
-
-
-def test_a_grant_for_another_device_or_no_grant_at_all(call, fleet):
-    owner = FleetDirectory(call.home / "owner")
-    call("shoal-edge", "init", "dev-2", "--name", "dev-2")
-    owner.add_device((call.home / "dev-2/dev-2.card").read_bytes())
-    failed = call("shoal-edge", "join", "dev-2", "owner/grants/dev-1.grant", "--owner", fleet, status=6)
-    assert "this grant is not for the keys of 'dev-2' here" in failed.err
-    assert "it is for 'dev-1'" in failed.err
-    failed = call("shoal-edge", "join", "dev-2", "owner/roster.signed", "--owner", fleet, status=7)
-    assert "owner/roster.signed is damaged, or not what belongs there" in failed.err
-    assert "shoal-fleet add-device" in failed.err
 
 
 def test_a_grant_opens_once_and_the_card_in_the_directory_brings_another(call, fleet):

@@ -149,17 +149,6 @@ def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wi
         assert parse(sent[0].payload)[0].kind is ChunkKind.REMINDER
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
-@pytest.mark.parametrize("steps", with_long([1, 2, 3, 4], 2, 3))
-def test_a_broker_restart_in_a_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
-    with make_exact_fleet(tmp_path / "fleet", **wide) as fleet:
-        for _ in range(steps):
-            fleet.step()
-        restart(fleet.broker, keep=keep)
-        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
-        assert thetas(fleet) == wide_result
-
-
 def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
     faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
     with make_exact_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:

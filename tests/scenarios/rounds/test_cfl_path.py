@@ -73,24 +73,6 @@ def test_predictions_by_node_and_by_all_together(ended, samples):
     assert not np.array_equal(mine.argmax(1), general.argmax(1))
 
 
-def test_a_model_above_can_be_exported(ended, tmp_path, samples):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    fleet, _ = ended
-    directory, x = fleet.stage.device_dir("dev-02"), samples[1]
-    (root,) = kept.above(directory, fleet.model("dev-02"))
-    assert answers.export(directory, tmp_path / "root.onnx", node=0).cluster == 0
-    session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], outputs(root.theta, x), rtol=1e-6)
-
-
-def test_a_node_off_the_path_is_refused_with_those_on_it(ended, samples):
-    fleet, records = ended
-    own = fleet.model("dev-00").cluster
-    (other,) = set(records[-1]["clusters"].values()) - {own}
-    with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own}"):
-        answers.predict(fleet.stage.device_dir("dev-00"), samples[0], node=other)
-
-
 def test_the_command_line_answers_by_node_and_ensemble(ended, samples, capsys, monkeypatch):
     """`shoal-edge predict --node N | --ensemble`; both at once are refused."""
     from edge_client import cli

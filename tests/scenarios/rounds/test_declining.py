@@ -1,7 +1,6 @@
 """A device that can't do its part says so: the round does not wait for it, and the aggregator can name it."""
 
 import dataclasses
-import logging
 
 import numpy as np
 import pytest
@@ -251,32 +250,6 @@ def test_what_is_said_in_its_name_changes_nothing(waiting, caplog):
     assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
     say(fleet, dataclasses.replace(true, fleet="reef"))  # this one the device has signed itself
     assert fleet.records()[-1]["declined"] == {ODD: "upload"}
-
-
-def test_a_device_that_declines_what_is_not_asked_of_it_changes_nothing(waiting):
-    """It has answered already."""
-    fleet, tap = waiting
-    nonce = announcements(fleet, tap)[-1].nonce
-    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(DeclineReason.OTHER))
-    say(fleet, told, signer="dev-00", sender="dev-00", topic_of="dev-00")
-    assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
-
-
-def test_the_reason_stands_in_the_devices_own_log(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "shoal.edge")
-    with fleet_of(tmp_path, unfit, rounds=1) as fleet:
-        fleet.run(DEADLINE_S)
-    assert any("samples of shape (5,)" in str(r.kv["reason"]) for r in caplog.records if hasattr(r, "kv"))
-
-
-def test_models_differ_where_one_device_is_left_out(tmp_path):
-    """So that the comparison above could fail."""
-    with make_fleet(tmp_path / "all", grouped_data(4)) as everybody:
-        everybody.run(DEADLINE_S)
-        with_it = model_of(everybody, "dev-00")
-    with fleet_of(tmp_path, unfit) as fleet:
-        fleet.run(DEADLINE_S)
-        assert not np.allclose(model_of(fleet, "dev-00"), with_it, atol=1e-5)
 
 
 def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tmp_path):

@@ -11,7 +11,7 @@ from edge_client import cli
 from edge_client import inference as answers
 from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import StorageError
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.util.console import run_program
@@ -95,13 +95,6 @@ def test_a_better_model_takes_over_when_its_run_ends(fleet):
     assert chosen.own.theta.tobytes() == thetas(fleet)[NAME]
 
 
-def test_a_worse_model_of_the_same_task_does_not_take_over(fleet):
-    begin_run(fleet, local=LEARN_NOTHING)
-    finish(fleet)
-    assert [m.run for m in store(fleet).models()] == [1, 2]
-    assert run_in_use(fleet) == 1
-
-
 def test_a_model_answers_with_its_own_task_while_another_task_is_trained(fleet, source):
     """The next task's model has another length: only the stored task of run 1 can use run 1's model."""
     folder = fleet.stage.device_dir(NAME)
@@ -139,30 +132,6 @@ def test_earlier_models_are_measured_again_on_the_samples_of_the_newest_run(flee
     after = store(fleet).models()[0]
     assert after.run == 1
     assert after.validation.accuracy < before.accuracy
-
-
-def test_a_rollback_takes_effect_beside_the_running_device_until_a_run_finishes(fleet):
-    begin_run(fleet, local=LocalTraining(epochs=0, steps=40, batch_size=0, lr=1.0), rounds=4)
-    finish(fleet)
-    assert run_in_use(fleet) == 2
-    assert store(fleet).rollback(None).run == 1
-    assert run_in_use(fleet) == 1
-    with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 2, 1"):
-        store(fleet).rollback(None)
-    begin_run(fleet, local=LEARN_NOTHING, seed=6)
-    train_a_round(fleet)
-    assert run_in_use(fleet) == 1
-    finish(fleet)
-    assert run_in_use(fleet) == 2
-    assert not store(fleet).standing().pinned
-
-
-def test_an_unfinished_run_leaves_no_finished_model(fleet):
-    begin_run(fleet)
-    train_a_round(fleet)
-    begin_run(fleet, seed=6)
-    finish(fleet)
-    assert [m.run for m in store(fleet).models()] == [1, 3]
 
 
 def test_a_device_that_was_away_at_the_end_records_the_final_model(tmp_path):

@@ -127,14 +127,6 @@ def test_the_values_are_private_to_the_devices_user_and_go_with_their_run(tmp_pa
         np.testing.assert_array_equal(store.load(first, first.own).theta[FEDERATED:], after)
 
 
-def test_a_new_run_begins_with_the_tasks_values(tmp_path):
-    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
-        fleet.run(30)
-        begin_run(fleet, BUNDLE)
-        fleet.run_until(lambda: bool(fleet.records()), 30)
-        np.testing.assert_array_equal(stored(fleet, NAME)[0], INITIAL)
-
-
 def begin_run(fleet, bundle):
     options = Recipe("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
     plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, 5), options)
@@ -225,21 +217,6 @@ def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
         assert choice.fits[0].name == "cluster"
         assert choice.fits[0].loss == pytest.approx(before, rel=1e-4)
         assert len(inference.choose(folder).at(None).theta) == BUNDLE.length
-
-
-def test_models_of_cfls_path_take_the_newest_private_values(tmp_path):
-    cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), bundle=BUNDLE, settings={"path": "on"}, **cfl) as fleet:
-        fleet.run(30)
-        fleet.settle()
-        store = FinishedModels(fleet.stage.device_dir(NAME))
-        model = store.models()[-1]
-        assert model.above, "the clusters have split"
-        for node in (*model.above, model.own):
-            np.testing.assert_array_equal(store.load(model, node).theta[FEDERATED:], stored(fleet, NAME)[1])
-        assert finish_of(fleet, NAME)
-        choice, _ = store.personal(model)
-        assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
 
 
 HIDDEN = 16

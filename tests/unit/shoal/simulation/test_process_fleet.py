@@ -8,7 +8,6 @@ import pytest
 
 from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
-from edge_client.storage.state import STATUS_FILE
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation import process_fleet
@@ -71,19 +70,6 @@ def test_a_program_that_ignores_the_signal_is_killed(program):
     assert process.signals == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_a_program_that_has_ended_gets_no_signal(program):
-    """Its process id may be another's by now."""
-    process = Process(3)
-    assert program(process).stop() == 3
-    assert process.signals == []
-
-
-def test_the_tail_is_the_end_of_the_log(program):
-    made = program(Process())
-    made.log.write_bytes(b"one\ntwo \xff\nthree\n")
-    assert made.tail(2) == "two \N{REPLACEMENT CHARACTER}\nthree"
-
-
 def test_peak_memory_is_of_the_program_and_needs_it_alive(program, tmp_path, monkeypatch):
     """A process that is over has no memory in /proc, and no entry there once its exit status was collected."""
     made = program(Process())
@@ -113,10 +99,6 @@ def test_cpu_time_is_of_the_program_and_needs_it_alive(program, tmp_path, monkey
     stat.unlink()
     with pytest.raises(StageError, match="dev-00 has ended"):
         made.cpu_s()
-
-
-def test_a_program_has_the_same_log_at_each_start(staged):
-    assert staged.log_of("dev-00") == staged.root / "logs" / "dev-00.log" != staged.log_of("dev-01")
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +178,6 @@ def test_a_run_that_takes_too_long_is_reported_with_the_aggregators_log(running)
         running.wait(1, 0.01)
 
 
-def test_a_stopped_program_is_no_longer_checked(running):
-    process = running.programs["dev-00"].process
-    assert running.stop("dev-00", signal.SIGKILL) == 0
-    assert process.signals == [signal.SIGKILL]
-    running.check()
-
-
 def test_closing_signals_every_program_before_it_waits_for_any(running, monkeypatch):
     """Ten devices that take a second each to stop take a second together."""
     steps = []
@@ -212,12 +187,6 @@ def test_closing_signals_every_program_before_it_waits_for_any(running, monkeypa
         monkeypatch.setattr(made.process, "poll", lambda: 0 if len(steps) >= 2 else None)
     running.close()
     assert steps == [("signal", "aggregator"), ("signal", "dev-00"), ("wait", "aggregator"), ("wait", "dev-00")]
-
-
-def test_the_status_of_a_device_without_one_is_empty(staged):
-    assert staged.device_status("dev-01") == {}
-    (staged.device_dir("dev-01") / STATUS_FILE).write_text('{"round": 3}')
-    assert staged.device_status("dev-01") == {"round": 3}
 
 
 def test_programs_are_started_with_one_thread_their_own_directory_and_no_input(staged, monkeypatch):

@@ -1,7 +1,5 @@
 """Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and the refusals of bad input."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import nn
 
 import shoal
 from aggregator.strategies.registry import STRATEGIES
-from crypto.mask.modes.registry import MODES
 from shoal.errors import ConfigError, DataError, TaskError, UsageError
 from shoal.simulation.engine.metrics import adjusted_rand
 from tests.helpers.cases import with_long
@@ -119,20 +116,6 @@ def test_cfl_splits_few_devices_where_the_owner_allows_means_of_two(sides, seed)
     assert adjusted_rand(found.clusters.tolist(), [0] * sides[0] + [1] * sides[1]) == 1.0
 
 
-@pytest.mark.parametrize("strategy", ["ifca", "cfl"])
-def test_every_mask_mode_gives_the_same_clusters(strategy):
-    def run(mode):
-        settings = {"k": 2} if strategy == "ifca" else {}
-        return shoal.simulate(
-            lambda: nn.Linear(30, 2), cancer(), strategy=strategy, settings=settings, rounds=14, mask=mode
-        )
-
-    clear = run("none")
-    assert adjusted_rand(clear.clusters.tolist(), TRUTH) == 1.0
-    for mode in ("default", *MODES):
-        np.testing.assert_array_equal(run(mode).clusters, clear.clusters)
-
-
 def test_the_default_mask_is_the_fleets(monkeypatch):
     """`default` follows Recipe, not a constant of its own."""
     seen = []
@@ -155,11 +138,6 @@ def test_the_default_mask_is_the_fleets(monkeypatch):
     assert set(seen) == {("rotation", 3, 1000.0, 3.0, "filter")}
 
 
-def test_the_robust_rule_is_the_callers():
-    off, rfa = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, robust=r) for r in ("off", "rfa"))
-    assert off.history != rfa.history
-
-
 def test_the_precisions_are_the_callers():
     ways = ({}, {"precision": "int8"}, {"precision_down": "int8"})
     exact, up, down = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, **way) for way in ways)
@@ -168,14 +146,6 @@ def test_the_precisions_are_the_callers():
     for way in ("precision", "precision_down"):
         with pytest.raises(UsageError, match=r"precision_\w+ is one of float32, float16, int8, not 'int4'"):
             shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
-
-
-def test_equal_seeds_give_equal_results():
-    one, same, other = (
-        shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, seed=s, participation=0.8) for s in (1, 1, 2)
-    )
-    assert one.history == same.history
-    assert one.history != other.history
 
 
 def test_an_instance_starts_with_its_own_weights_and_is_left_alone():
@@ -360,17 +330,6 @@ def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share(
     assert torch.get_num_threads() == threads
 
 
-def test_the_finish_of_a_regression_is_the_loss_of_the_model_that_each_device_chose():
-    partitions = targets(6)
-    for mirrored in partitions[3:]:
-        for share in ("train", "validation", "test"):
-            mirrored[share] = mirrored[share][0], -mirrored[share][1]
-    del partitions[1]["test"]
-    result = shoal.simulate(nn.Linear(5, 1), partitions, strategy="fedavg", rounds=20, task="regression")
-    assert np.isnan(result.personal).tolist() == [False, True, *[False] * 4]
-    assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
-
-
 @pytest.mark.parametrize("settings", [{"precision": "int8"}, *with_long([{"strategy": "cfl"}, {"strategy": "local"}])])
 def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
     partitions = targets(7)
@@ -457,30 +416,6 @@ def test_the_training_of_all_devices_diverges():
             nn.Linear(5, 1), targets(), strategy="fedavg", task="regression", local={"lr": 1e6, "epochs": 10}
         )
     assert caught.value.hint == "lower the learning rate, or set clip"
-
-
-def test_the_owner_may_allow_means_of_two():
-    with pytest.raises(ConfigError, match="min_contributors 3 wants 3 devices in each mean, and there are 2") as caught:
-        shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1)
-    assert "min_contributors" in caught.value.hint
-    result = shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1, min_contributors=2)
-    assert result.clusters.tolist() == [0, 0]
-    for wrong in (0, 1.5, "2"):
-        with pytest.raises(UsageError, match="min_contributors is a whole number"):
-            shoal.simulate(softmax, plain(), min_contributors=wrong)
-
-
-def test_any_other_module_finishes_too():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
-    result = shoal.simulate(model, plain(), strategy="fedavg", rounds=1, local={"lr": 0.5})
-    assert result.personal.mean() >= result.accuracy.mean()
-
-
-def test_progress_is_a_line_a_round(capsys):
-    shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2, progress=True)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["round 1 of 2", "round 2 of 2"]
 
 
 def test_torchs_state_is_left_as_it_was():
@@ -615,23 +550,6 @@ def test_a_weight_adds_dittos_model_and_a_senseless_one_is_refused():
             shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=3, personal=weight)
 
 
-def test_models_above_the_own_are_candidates_with_path(monkeypatch):
-    """The simulator takes the leaf, as a device does, and hands the models above it to the finish."""
-    # `shoal.simulation.api.simulate` names the function.
-    seen, module = [], sys.modules["shoal.simulation.api.simulate"]
-    real = module.finish
-
-    def finish(*arguments, **options):
-        seen.append(options["above"])
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(module, "finish", finish)
-    result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20, settings={"path": "on"})
-    assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
-    assert result.personal.mean() > 0.85
-    assert [list(above) for above in seen[0]] == [["node-0"]] * 10
-
-
 # ------------------------------------------------------------------------------------------------------ private layers
 
 
@@ -673,16 +591,6 @@ def test_every_strategy_takes_private_layers(strategy):
     result = shoal.simulate(body_and_head, permuted(12, 2, 40), strategy=strategy, **options)
     assert np.isfinite(result.loss).all()
     assert np.isfinite(result.personal).all()
-
-
-def test_any_module_takes_private_layers():
-    """A layer that the simulator has no vectorised network for, with the private layer first."""
-    make = lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))  # noqa: E731
-    result = shoal.simulate(make, plain(), strategy="fedavg", rounds=2, private=["0"])
-    heads = [result.device_model(i)[2].weight for i in range(2)]
-    bodies = [result.device_model(i)[0].weight for i in range(2)]
-    assert torch.equal(*heads)
-    assert not torch.equal(*bodies)
 
 
 @pytest.mark.parametrize(
