@@ -83,7 +83,7 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Spread files whose tests wait for programs among those that compute: each test process has both, from the start to the end."""
+    """Spread files whose tests wait for programs among those that compute: each process has both, from start to end."""
     files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
     halves = {True: [], False: []}
     for tests in files:

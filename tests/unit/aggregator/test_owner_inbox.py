@@ -41,12 +41,6 @@ def test_listens_to_the_owner_and_own_keys(inbox):
     assert line.filters == [f"{ROSTER}/#", f"{OWN_KEYS}/#"]
 
 
-def test_others_messages_are_the_callers(inbox):
-    """Messages of others are left to the caller."""
-    for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1"), TOPICS.round):
-        assert not inbox.take(topic, b"anything", 0.0)
-
-
 def test_newer_roster_is_adopted_once(parties, inbox, caplog):
     """A newer roster is adopted and logged once."""
     caplog.set_level("INFO")

@@ -26,17 +26,6 @@ def test_every_version_of_a_map_stays(seed):
         assert all((f"k{i}" in found) == (f"k{i}" in plain) for i in range(12))
 
 
-def test_a_set_is_a_set():
-    first = PersistentSet("ab")
-    second = first.adding("c").removing("a")
-    assert (first, second) == ({"a", "b"}, {"b", "c"})
-    assert second - first == {"c"}
-    assert {"a", "b"} - second == {"a"}
-    assert first <= {"a", "b", "z"}
-    assert first.adding("a") is first
-    assert first.removing("z") is first
-
-
 def test_list_grows_from_any_of_its_versions():
     first = PersistentList("a")
     second = first.appending("b")

@@ -44,16 +44,6 @@ def test_another_line_comes_at_once(caplog):
     assert record.getMessage().startswith("round 1: 1 of 5")
 
 
-def test_new_round_says_nothing_yet(caplog):
-    """A round that has just opened says nothing yet."""
-    _, state = opened()
-    lines = RunLog(run_plan())
-    for second in range(50):
-        lines.opened(second)
-        lines.waiting(state, second + 2.9)
-    assert not caplog.records
-
-
 def test_line_lasts_until_the_run_goes_on():
     engine, state = opened()
     lines = RunLog(run_plan())

@@ -21,22 +21,6 @@ def digests(fleet, *names):
     return {tuple(sorted(fleet.devices[n].states.digests().items())) for n in names or fleet.devices}
 
 
-def test_all_hold_the_same_model(fleet):
-    """All devices hold the same model to the last bit."""
-    fleet.come(*fleet.devices)
-    fleet.finish()
-    assert len(digests(fleet)) == 1
-    (state,) = fleet.devices["dev-1"].states.held.values()
-    assert (state.id.model, state.id.round) == (0, 6)
-    records = fleet.records()
-    assert [r["contributed"] for r in records] == [5] * 7
-    mean = np.mean([d.target for d in fleet.devices.values()], axis=0)
-    theta = fleet.origins[0]
-    for _ in range(6):
-        theta = theta + 0.2 * (mean - theta)
-    np.testing.assert_allclose(state.theta, theta, atol=1e-5)
-
-
 @pytest.mark.slow
 def test_restarts_change_no_announcement(tmp_path):
     """The aggregator is killed with uploads that came and are not durable, then when some of them are."""
@@ -145,18 +129,6 @@ def two_groups(fleet):
     """Give dev-1 to dev-3 one target and the others its opposite."""
     for name, device in fleet.devices.items():
         device.target = fleet.origins[0] if name < "dev-4" else fleet.origins[1]
-
-
-def test_clusters_devices_hold_its_model(tmp_path):
-    """Devices of two clusters hold the same models."""
-    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings={"k": 2})
-    two_groups(fleet)
-    fleet.come(*fleet.devices)
-    fleet.finish()
-    assert fleet.records()[-1]["clusters"] == dict.fromkeys(("dev-1", "dev-2", "dev-3"), 0) | {"dev-4": 1, "dev-5": 1}
-    assert len(digests(fleet)) == 1
-    assert all(r["out_of_step"] == {} for r in fleet.records())
-    fleet.service.close()
 
 
 @pytest.mark.slow

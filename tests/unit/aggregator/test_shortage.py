@@ -72,17 +72,6 @@ def test_too_small_fleet_is_known_at_once():
     assert shortage(state) is None
 
 
-def test_a_small_fleet_may_end_its_run():
-    """The final round makes no mean."""
-    engine, state = opened(min_contributors=3, rounds=1)
-    for device in DEVICES[2:]:
-        state, _ = engine.handle(state, Left(device))
-    state, (closed, _) = give(engine, state, *DEVICES[:2])
-    assert closed.record.events == ()
-    assert state.plan.final
-    assert shortage(state) is None
-
-
 def test_devices_without_models_are_too_few():
     """Three newcomers are online, and one device that can't certify its model alone."""
     engine, state = gathering(min_contributors=3, quorum=1.0)

@@ -15,7 +15,7 @@ from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
-from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
+from shoal.task.data_declaration import DataDeclaration
 from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
 
@@ -217,16 +217,6 @@ def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
     assert said() == (["0", "0"], [])
     cli.predict(tmp_path, inputs, json=True)
     assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False, **CHOICE}
-
-
-def test_several_outputs_share_a_line(monkeypatch, tmp_path, inputs, said):
-    """Outputs of several numbers share a line."""
-    outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
-    bundle = SimpleNamespace(manifest=SimpleNamespace(data=NO_DECLARATION))
-    made = SimpleNamespace(live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs)
-    monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
-    cli.predict(tmp_path, inputs)
-    assert said()[0] == ["0.25 1", "1e-09 3"]
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,6 @@ def device(tmp_path):
     return SimpleNamespace(directory=tmp_path)
 
 
-def test_births_grow(device):
-    first = next_birth(device)
-    assert next_birth(device) > first
-
-
 def test_births_grow_when_clock_goes_back(device, monkeypatch):
     first = next_birth(device)
     monkeypatch.setattr(time, "time_ns", lambda: 5)
@@ -108,16 +103,6 @@ def test_hanging_training_is_not_reported(monkeypatch):
     monkeypatch.setattr(inbox, "batch", lambda _: iter(()) if len(turns) < 3 else iter((None,)))
     daemon._loop(EdgeConfig(Path("d"), Path("x")), Runtime(), inbox, "dev-1", lambda: turns.append(None))
     assert len(turns) == 3
-
-
-def test_no_events_after_a_stop():
-    """Events after the request to stop are not handled."""
-    runtime, inbox = Runtime(), Inbox()
-    for event in (None, Connected(session_present=True)):
-        inbox.put(event)
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
-    assert runtime.events == []
-    assert runtime.ticks == 0
 
 
 def test_name_of_another_ends_with_a_hint():

@@ -12,9 +12,7 @@ from edge_client.protocol.round_state import RoundState, Stage
 from edge_client.reporting import (
     ALIVE_EVERY_S,
     CLOCK_HINT,
-    RUNS_REMEMBERED,
     SAVE_MODEL_EVERY_S,
-    STATUS_EVERY_S,
     Results,
 )
 from edge_client.storage.finished_models import FinishedModels, Validation
@@ -99,41 +97,6 @@ def test_figures_of_run_grow_with_its_rounds(place):
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
 
 
-def test_untested_round_keeps_the_accuracy(place):
-    """A round without a test leaves the accuracy of the last one."""
-    place.begin()
-    place.note(result={"correct": 3, "tested": 4})
-    place.note(round=5)
-    assert place.status()["accuracy"] == 0.75
-
-
-def test_bytes_are_those_of_this_run(place):
-    place.transport.bytes_sent, place.transport.bytes_received = 1000, 500
-    place.begin()
-    place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
-    found = place.status()
-    assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
-
-
-def test_another_run_starts_at_zero(place):
-    place.begin()
-    place.note()
-    place.begin(2)
-    found = place.status()
-    assert (found["run"], found["rounds"]) == (2, 0)
-    assert "loss" not in found
-
-
-def test_status_is_written_once_a_second(place):
-    """The status is written once a second unless forced."""
-    place.begin()
-    for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
-        place.results.publish(at(Stage.WORKING), now_s)
-        assert place.files.load_status()["rounds"] == rounds
-        place.note()
-    assert place.status()["rounds"] == 3
-
-
 def test_status_follows_the_session(place):
     """So that a device that is stuck shows what it waits for."""
     place.begin()
@@ -188,18 +151,6 @@ def test_unchanged_status_shows_life(place):
 # ------------------------------------------------------------------------------------------------------ end of a run
 
 
-def test_finished_figures_are_closed(place):
-    """The figures of a finished run are closed and move to those that ended."""
-    plan = place.begin()
-    place.note()
-    assert place.results.finish(plan, at(Stage.IDLE), 5.0)
-    place.transport.bytes_sent = 99
-    found = place.status()
-    assert found["finished"]
-    assert found["bytes_up"] == 0, "traffic after the end belongs to no run"
-    assert found["ended"]["1"]["rounds"] == 1
-
-
 def test_end_counts_once_remembered(place):
     """The end of a run counts as told only after it was remembered."""
     plan = place.begin()
@@ -223,12 +174,6 @@ def test_restart_finds_finished_figures(place):
     place.restart()
     place.begin()
     assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
-
-
-def test_only_the_latest_runs_are_remembered(place):
-    for run in range(1, RUNS_REMEMBERED + 4):
-        place.results.finish(place.begin(run), at(Stage.IDLE), 0.0)
-    assert list(place.status()["ended"]) == [str(r) for r in range(4, RUNS_REMEMBERED + 4)]
 
 
 @pytest.mark.parametrize("ended", [None, 7, [1], {"1": 7}, {"1": None}])

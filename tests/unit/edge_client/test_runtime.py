@@ -130,11 +130,6 @@ def test_vitals_while_connected(tmp_path, monkeypatch):
     assert [v.uptime_s for v in told_vitals(parties, line)] == [3]
 
 
-def test_without_option_no_vitals_are_told(place):
-    place.runtime.on_event(CONNECTED, 10.0)
-    assert told_vitals(place.parties, place.line) == [None]
-
-
 def control(device="dev-1", fleet="reef"):
     return encode(
         Control(
@@ -280,13 +275,6 @@ def test_result_after_disk_failed_is_dropped(place, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------ the end
-
-
-def test_closing_device_says_goodbye(place):
-    """A device that closes stops its work says goodbye and disconnects."""
-    place.runtime.close()
-    assert (place.worker.closed, place.line.closed) == (True, True)
-    assert place.line.take() == [TOPICS.state("dev-1")]
 
 
 def test_taken_over_device_ends_well(tmp_path):

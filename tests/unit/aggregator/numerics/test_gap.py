@@ -61,12 +61,6 @@ def test_limit_and_overlap_are_one_test(gamma: float) -> None:
         assert is_safe_split(cross, gamma) == (estimate > cross)
 
 
-def test_overlap_is_cosine_of_added_angles() -> None:
-    """Eq. 64: cos(asin x + asin y)."""
-    assert overlap(0.3, 0.6) == pytest.approx(math.cos(math.asin(0.3) + math.asin(0.6)))
-    assert overlap(0.0, 0.0) == 1.0
-
-
 @pytest.mark.parametrize("value", [-1.0, -0.4, 0.3, 1.0])
 def test_two_distributions_give_minus_h(value: float) -> None:
     """Remark 1, Eq. 22."""

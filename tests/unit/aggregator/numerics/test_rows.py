@@ -21,7 +21,6 @@ from aggregator.numerics.rows import (
     chunk_pairs,
     chunk_width,
     column_chunks,
-    drop_pages,
     read_once,
 )
 
@@ -99,12 +98,6 @@ def test_bad_rows_are_given_by_position() -> None:
 # --------------------------------------------------------------------------------------------------------- pieces
 
 
-def test_an_array_is_read_as_views() -> None:
-    pieces = list(column_chunks(WIDE))
-    assert all(np.may_share_memory(piece, WIDE) for piece in pieces)
-    assert [piece.shape[1] for piece in pieces] == [CHUNK_COLUMNS, CHUNK_COLUMNS, 333]
-
-
 @pytest.mark.parametrize("layout", ["list", "fortran", "strided", "reversed", "unaligned", "copied"])
 def test_unfit_rows_are_copied_without_a_gap(layout: str) -> None:
     """Rows that a product can't use in place are copied without a gap."""
@@ -173,25 +166,6 @@ def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy
 
 
 # ---------------------------------------------------------------------------------------------------------- pages
-
-
-def test_pages_of_a_file_are_dropped_once(tmp_path: Path) -> None:
-    """The pages of each file are dropped once however many rows it holds."""
-    first, rows = mapped(tmp_path / "a", 4, 16)
-    second, others = mapped(tmp_path / "b", 2, 16)
-    drop_pages([*rows, others[0][3:9], np.zeros(4, np.float32)])
-    assert (first.drops, second.drops) == (1, 1)
-    assert rows[3][15] == 63.0, "the pages are read again"
-
-
-def test_rows_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are read in order and dropped each time that many bytes are in memory."""
-    monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
-    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
-    pages, rows = mapped(tmp_path / "a", 8, 16)
-    drops = [(int(row[0]), pages.drops) for row in read_once(rows)]
-    assert drops == [(0, 0), (16, 0), (32, 0), (48, 1), (64, 1), (80, 1), (96, 2), (112, 2)]
-    assert pages.drops == 3, "those after the last full batch are dropped too"
 
 
 def test_few_columns_hold_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,20 +102,6 @@ def test_worst_condition_is_shown(place):
     assert "shoal_devices_memory_free_bytes_min" not in found
 
 
-@pytest.mark.parametrize("computing", [False, True])
-def test_closing_round_is_counted(place, computing):
-    """A round that is being closed is counted as one."""
-    place.publish(computing=computing)
-    assert values(place)["shoal_round_computing", ()] == computing
-
-
-def test_one_phase_is_1_and_the_others_are_0(place):
-    place.publish()
-    phases = {dict(labels)["phase"]: v for (name, labels), v in values(place).items() if name == "shoal_run_phase"}
-    assert {phase for phase, value in phases.items() if value} == {"round"}
-    assert {"gathering", "final_round", "finished", "not_served"} < set(phases)
-
-
 def test_clusters_are_limited(tmp_path, monkeypatch):
     """In a run of ``local`` each device is a cluster of its own."""
     monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)

@@ -50,11 +50,6 @@ def test_nor_after_the_deadline():
     assert len(actions) == 2
 
 
-def test_a_slow_device_is_still_waited_for():
-    engine, state, _ = one_alone()
-    assert engine.handle(state, DeadlinePassed(1))[1] == ()
-
-
 def test_round_of_all_waits_for_returns():
     """Where everybody was asked the round stays open for those who come back."""
     engine, state = opened(run_plan())

@@ -124,35 +124,6 @@ def given(state, device):
     )
 
 
-def test_the_presences_before_round_1(compare):
-    def measured(count):
-        engine, state, devices = begun(count)
-        cost = Cost()
-        for device in devices[:-1]:
-            state = cost.feed(engine, state, CameOnline(device))
-        state, actions = engine.handle(state, CameOnline(devices[-1]))
-        assert len(actions) == 1
-        assert len(state.plan.assignments) == count
-        return cost
-
-    compare(measured)
-
-
-@pytest.mark.parametrize("algorithm", CASES)
-def test_the_uploads_of_a_round(compare, algorithm):
-    def measured(count):
-        engine, state, _ = opened(count, algorithm)
-        asked = list(state.plan.assignments)
-        assert len(asked) == count
-        cost = Cost()
-        for device in asked[:-1]:
-            state = cost.feed(engine, state, given(state, device))
-        assert (len(state.received), len(state.contributions), state.awaited) == (count - 1, count - 1, 1)
-        return cost
-
-    compare(measured)
-
-
 def test_storm_while_a_round_is_open(compare):
     """A storm of departures and returns while a round is open."""
 
@@ -208,18 +179,6 @@ def test_presences_after_a_declined_deadline(compare):
         cost = Cost()
         for device in devices:
             state = cost.feed(engine, state, CameOnline(device))
-        return cost
-
-    compare(measured)
-
-
-def test_newcomers_while_a_round_is_open(compare):
-    def measured(count):
-        engine, state, _ = opened(2)
-        cost = Cost()
-        for i in range(count):
-            state = cost.feed(engine, state, CameOnline(Name(f"new-{i:05}")))
-        assert len(state.devices) == count + 2
         return cost
 
     compare(measured)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rounds.held_models import (
-    Named,
     after_round,
     agree,
     offers_of,
@@ -18,7 +17,6 @@ from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import StateId, mean_number
 from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 from tests.helpers.plans import ROUND_KEY
-from tests.helpers.statements import digest
 
 
 def test_offers_are_the_states_of_the_planned_models():
@@ -32,14 +30,6 @@ def test_offers_are_the_states_of_the_planned_models():
 def test_an_offered_model_is_at_a_state_that_devices_hold(model):
     with pytest.raises(IntegrityError):
         offers_of(RoundPlan(1, {0: model}, {"dev-1": TRAIN}), begun().states)
-
-
-def test_updates_from_the_digest_that_most_name_are_accepted():
-    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: int(d == "dev-2")}) for d in NAMES]
-    found = agree(begun(), {0: ORIGIN}, updates)
-    assert found.out_of_step == {"dev-2": 0}
-    assert [c.device for c in found.accepted] == ["dev-1", "dev-3", "dev-4", "dev-5"]
-    assert found.digests == {ORIGIN: digest(ORIGIN)}
 
 
 def test_an_update_whose_statement_lacks_its_state_is_out_of_step():
@@ -73,11 +63,6 @@ def test_the_key_that_most_updates_have_wins_and_of_two_the_smaller():
     }
 
 
-def test_an_update_without_a_vector_is_compared_by_its_state_alone():
-    updates = [update("dev-1", 1, {ORIGIN}, trained=False, key_id=bytes(16)), update("dev-2", 1, {ORIGIN})]
-    assert agree(begun(), {0: ORIGIN}, updates).out_of_step == {}
-
-
 def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
     """Model 0 stays at its origin for a round, so statements of the round before name it too."""
     tie = [update("dev-1", 2, {ORIGIN}), update("dev-2", 2, {ORIGIN}, kinds={ORIGIN: 1})]
@@ -97,16 +82,6 @@ def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
     assert agree(held, {0: ORIGIN}, tie).out_of_step == {"dev-1": 0}
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_agreement_does_not_depend_on_the_order_of_uploads(kinds, random):
-    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: k}) for d, k in zip(NAMES, kinds, strict=False)]
-    shuffled = random.sample(updates, len(updates))
-    one, other = (agree(begun(), {0: ORIGIN}, found) for found in (updates, shuffled))
-    assert one.out_of_step == other.out_of_step
-    most = max(kinds.count(k) for k in kinds)
-    assert len(one.accepted) == most
-
-
 def test_the_last_two_steps_stay_with_their_masked_means():
     held = rounds(3)
     assert [kept.step.round for kept in held.steps] == [2, 3]
@@ -115,12 +90,6 @@ def test_the_last_two_steps_stay_with_their_masked_means():
     assert held.steps[-1].step.open == (StateId(0, 3),)
     (recipe,) = held.steps[-1].step.recipes
     assert (recipe.terms[0].state, recipe.mean) == (StateId(0, 2), 1.0)
-
-
-def test_origins_stay_open_while_a_run_has_several():
-    run = held_plan(origins=2)
-    held = moved(begun(run), 1, [update(d, 1, {ORIGIN, StateId(1, 0)}, run=run) for d in NAMES], run=run)
-    assert held.steps[-1].step.open == (ORIGIN, StateId(0, 1), StateId(1, 0))
 
 
 def test_a_checkpoint_is_announced_once_enough_devices_have_signed_its_state():
@@ -217,16 +186,6 @@ def test_the_recipes_that_led_to_a_model_which_stands_still_stay(count):
     assert StateId(1, 2) in held.held_by("dev-4")
 
 
-def test_a_model_that_goes_on_drops_the_recipes_from_before_it_stood_still():
-    held = one_stands_still(5)
-    states = {0: StateId(0, held.closed), 1: StateId(1, 2)}
-    updates = [update(d, 8, {states[0]}, run=TWO) for d in NAMES[:3]]
-    updates += [update(d, 8, {states[1]}, model=1, run=TWO) for d in NAMES[3:]]
-    held = moved(held, 8, updates, run=TWO, models=(0, 1))
-    # The mean of round 2 would have the topic label of that of round 8, and without it that of round 1 is of no use.
-    assert [(r.model, r.round) for kept in held.steps for r in kept.step.recipes] == [(0, 7), (0, 8), (1, 8)]
-
-
 @pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 3)), max_size=20))
 def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script):
@@ -249,21 +208,3 @@ def test_devices_of_a_small_cluster_keep_its_last_certified_state():
     run = held_plan(min_contributors=2)
     many = rounds(3, devices=NAMES, held=begun(run), run=run, seal=lambda r: "dev-1" if r == 3 else None)
     assert many.steps[-1].step.open == (StateId(0, 3),)
-
-
-def test_a_device_has_erased_the_keys_of_the_steps_before_its_last_round():
-    held = rounds(2)
-    parent = dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))})
-    assert parent.held_by("dev-1") == {ORIGIN}
-    assert StateId(0, 2) in dataclasses.replace(held, named={"dev-1": Named(1, (ORIGIN,))}).held_by("dev-1")
-
-
-def test_checkpoints_of_models_that_are_gone_are_forgotten():
-    """Such as those of the halves of a refused split: each would be announced until the end of the run."""
-    held = rounds(2, seal=lambda r: f"dev-{r}")
-    checkpoint, gone = held.certified[0], StateId(7, 1)
-    others = {7: dataclasses.replace(checkpoint, state=gone), 8: dataclasses.replace(checkpoint, state=StateId(0, 2))}
-    held = dataclasses.replace(held, certified={0: checkpoint, **others}, pending={7: others[7]})
-    after = rounds(1, held=held)
-    assert set(after.certified) == {0, 8}, "a step that is still announced begins at the state of model 8"
-    assert after.pending == {}

@@ -5,7 +5,6 @@ import dataclasses
 from aggregator.rounds.held_models import Evidence, Named, offers_of
 from aggregator.rounds.missing_states import (
     CHECKPOINT_EVERY,
-    FINAL_SEALERS,
     lost,
     sealing,
     unable,
@@ -30,22 +29,6 @@ def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer
     assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
 
 
-def test_a_device_that_lacks_a_model_to_compare_with_waits_too():
-    held = rounds(1, devices=("dev-1", "dev-2"))
-    held = dataclasses.replace(
-        held, states=dataclasses.replace(held.states, names={**held.states.names, 7: StateId(1, 1)})
-    )
-    offers = {0: StateId(0, 1), 1: StateId(1, 1)}
-    comparing = dataclasses.replace(TRAIN, compare=(0, 1))
-    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": comparing})
-    assert unable(held, plan, offers, ("dev-1", "dev-2"), 2) == ("dev-2",)
-
-
-def test_before_the_first_round_has_closed_every_device_can_take_part():
-    held = begun()
-    assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
-
-
 def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state():
     held = rounds(2, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
     held = moved(
@@ -65,20 +48,6 @@ def seals(held, run=None, *, waiting=False, **plan):
     offers = offers_of(made, held.states)
     orders = sealing(held, made, offers, run, waiting=waiting, signers=run.recipe.min_contributors)
     return {d: o.seal for d, o in orders.items() if o.seal}
-
-
-def test_checkpoints_are_ordered_for_a_waiting_device_a_draw_the_final_round_and_the_strategy():
-    held = rounds(2)
-    assert seals(held) == {}
-    for found in (
-        seals(held, waiting=True),
-        seals(held, held_plan(participation=0.5)),
-        seals(held, round_=20),
-        seals(held, seal=frozenset({0})),
-    ):
-        assert list(found.values()) == [(0,)]
-    assert list(seals(held, round_=21, final=True).values()) == [(0,)] * FINAL_SEALERS
-    assert seals(held, seal=frozenset({5})) == {}
 
 
 def test_a_checkpoint_is_ordered_every_ten_rounds_and_none_has_to_come_from_the_same_devices():

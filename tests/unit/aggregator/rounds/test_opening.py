@@ -94,12 +94,6 @@ def test_no_device_is_left_out_of_the_final_round_unless_none_holds_the_model():
     assert prepare((newest(held),), held, there[1:], RUN, planning(final=True), waited=False) is None
 
 
-def test_a_round_in_which_all_are_in_step_orders_nothing():
-    held = rounds(2)
-    ready = prepare((newest(held),), held, NAMES, RUN, planning())
-    assert all(not o.seal for o in ready.plan.assignments.values())
-
-
 def dead_cluster():
     """Return the models after four rounds; only devices that are gone hold model 1, which one of them sealed in round 1."""
     run, first = held_plan(origins=2), StateId(1, 0)

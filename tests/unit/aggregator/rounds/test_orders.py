@@ -85,15 +85,6 @@ def test_stop_now_closes_with_durable_ones():
     assert order(engine, state, Order.STOP_NOW) == (state, ())
 
 
-def test_stop_in_a_pause_ends_the_run():
-    """A run stopped in a pause goes on to its final round."""
-    engine, state = opened(rounds=9)
-    state, _ = order(engine, state, Order.PAUSE)
-    state, _ = give(engine, state, *DEVICES)
-    state, actions = order(engine, state, Order.STOP)
-    assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
-
-
 def test_stop_waits_for_devices_to_return():
     """A run stopped while devices are away ends once they are back."""
     engine, state = opened(rounds=9)
@@ -149,16 +140,3 @@ def test_final_round_offers_its_own_models(paused):
     recipes = [recipe.model for recipe in state.held.steps[-1].step.recipes]
     assert recipes == sorted(recipes)
     assert auxiliary in recipes
-
-
-def test_open_final_round_ignores_orders():
-    """An open final round goes on under every order."""
-    engine, state = opened(rounds=1)
-    state, _ = give(engine, state, *DEVICES)
-    assert state.plan.final
-    for wanted in (Order.PAUSE, Order.GO, Order.STOP, Order.STOP_NOW):
-        state, actions = order(engine, state, wanted)
-        assert actions == ()
-    state, actions = give(engine, state, *DEVICES)
-    assert kinds(actions) == ["RoundClosed", "RunFinished"]
-    assert state.finished

@@ -19,14 +19,6 @@ def refused(given, levels=None):
     return set(screen(given, levels or {}).refused)
 
 
-def test_first_round_has_its_own_median():
-    """The first round is compared with its own median."""
-    done = screen(of(1.0, 2.0, 3.0, 100.0), {})
-    assert done.refused == {"dev-3": 100.0}
-    assert [c.device for c in done.accepted] == ["dev-0", "dev-1", "dev-2"]
-    assert done.levels == {"train": 2.0, "train/0": 2.0}
-
-
 @pytest.mark.parametrize(("norm", "passes"), [(20.0, True), (20.1, False)])
 def test_limit_is_ten_times_the_median(norm, passes):
     """Ten times the median of the last round is the limit."""
@@ -102,21 +94,6 @@ def test_a_median_of_zero_is_no_reference():
     assert not done.refused
     assert done.levels == {}
     assert screen(of(0.0, 0.0, 0.0), {"train": 2.0}).levels["train"] == 2.0
-
-
-def test_changed_pair_is_refused_once():
-    """A fleet of two whose data have changed is refused for one round only."""
-    done = screen(of(50.0, 50.0), {"train": 1.0})
-    assert set(done.refused) == {"dev-0", "dev-1"}
-    assert not refused(of(50.0, 50.0), done.levels)
-
-
-def test_order_of_arrival_does_not_matter():
-    """What arrives first makes no difference."""
-    given = of(1.0, 2.0, 300.0, 3.0, 40.0, 2.5)
-    forward, backward = screen(given, {}), screen(given[::-1], {})
-    assert forward.refused == backward.refused
-    assert forward.levels == backward.levels
 
 
 @pytest.mark.parametrize(

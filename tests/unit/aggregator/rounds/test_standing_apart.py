@@ -74,10 +74,3 @@ def test_the_count_outlives_a_restart():
     resumed, _ = again.resume(DEVICES, state.strategy, state.held, 3, DEVICES, state.resume_metadata)
     assert resumed.watched.apart == state.watched.apart == state.resume_metadata.watched.apart
     assert play(again, resumed)[1] == play(engine, state)[1] == [FALSE]
-
-
-def test_without_a_rule_nobody_is_named():
-    engine, state = opened(DEVICES, robust="off")
-    for _ in range(4):
-        state, found = play(engine, state)
-        assert found == []

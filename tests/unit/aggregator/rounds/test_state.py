@@ -86,21 +86,6 @@ def test_devices_that_are_offline_or_revoked_when_a_round_opens_are_not_waited_f
     assert state.waiting == ("a", "b", "x")
 
 
-def test_while_no_round_is_open_nothing_is_asked_or_awaited():
-    state = fleet()
-    assert (state.waiting, state.awaited, state.asked) == ((), 0, 0)
-    assert state.present == FLEET
-
-
-def test_a_record_has_the_mean_loss_of_each_cluster():
-    """Without updates that were left out; a cluster without any has none."""
-    given = PersistentList(contribution(d, loss=loss) for d, loss in zip(FLEET, (1.0, 3.0, 5.0, 9.0), strict=True))
-    state = asking(*FLEET, contributions=given)
-    outcome = Outcome(clusters={"a": 0, "b": 0, "c": 4, "d": 5})
-    record = record_of(state, state.plan, outcome, refused_norm={"d": 99.0})
-    assert record.cluster_losses == {0: 2.0, 4: 5.0}
-
-
 @pytest.mark.parametrize(("finished", "reason"), [(True, "the run is over"), (False, "the round is not open")])
 def test_the_reason_of_a_late_upload(finished, reason):
     assert too_late(fleet(finished=finished)) == reason
@@ -119,51 +104,12 @@ def test_a_device_that_goes_offline_is_not_waited_for_until_it_is_back():
     assert on_online(back, "a").unasked == back.unasked == 2
 
 
-def test_a_device_that_has_uploaded_may_leave():
-    state = received(asking("a", "b"), "a")
-    off = on_offline(state, "a")
-    assert (off.awaited, off.asked, set(off.unavailable)) == (1, 2, set())
-
-
-def test_devices_without_an_order_are_counted_as_they_come_and_go():
-    state = asking("a")
-    for move, device, unasked in (
-        (on_offline, "b", 2),
-        (on_offline, "b", 2),
-        (on_offline, "a", 2),
-        (on_online, "b", 3),
-        (on_online, "new", 4),
-        (on_online, "new", 4),
-    ):
-        state = move(state, device)
-        assert state.unasked == unasked
-    assert "new" in state.devices, "a device that joins during the run belongs to the fleet"
-
-
-def test_a_device_that_declined_is_not_waited_for_though_it_is_online():
-    state = on_declined(asking("a", "b"), "a", DATA)
-    assert (state.awaited, state.asked, state.unable) == (1, 2, {"a": "data"})
-    again = on_online(on_offline(state, "a"), "a")
-    assert again.awaited == 1
-
-
 @pytest.mark.parametrize("device", ["c", "stranger"])
 def test_a_decline_of_a_device_that_owes_nothing_changes_nothing(device):
     state = asking("a", "b")
     assert on_declined(state, device, DATA) is state
     done = received(state, "a")
     assert on_declined(done, "a", DATA) is done
-
-
-@pytest.mark.parametrize(
-    ("reason", "asked", "able", "late"), [(DATA, 3, 2, 2), (UPLOAD, 3, 3, 2), (KEYS, 3, 3, 2), (STATE, 2, 2, 2)]
-)
-def test_a_device_that_declines_does_not_count_as_able(reason, asked, able, late):
-    """One device must not stop the run; until the deadline, one that lacks keys or had an upload refused may still send it."""
-    state = on_declined(asking("a", "b", "c"), "a", reason)
-    assert (state.asked, state.able, state.unable) == (asked, able, {"a": reason.name.lower()})
-    assert dataclasses.replace(state, deadline_passed=True).able == late
-    assert on_declined(state, "a", KEYS).able == 3, "its newest word counts"
 
 
 def test_a_revoked_device_no_longer_counts_at_all():
@@ -178,30 +124,6 @@ def test_a_revoked_device_no_longer_counts_at_all():
 def test_the_upload_of_a_device_that_is_revoked_afterwards_still_counts():
     gone = on_revoked(received(asking("a", "b"), "a"), "a")
     assert (gone.asked, set(gone.removed)) == (2, set())
-
-
-def test_a_device_that_is_let_in_again_counts_again():
-    state = on_online(on_revoked(asking("a", "b"), "a"), "a")
-    assert (state.asked, state.awaited) == (2, 2)
-    assert "a" in state.devices
-
-
-def test_the_counts_are_those_of_the_sets_whatever_happens():
-    state = asking("a", "b")
-    for move, device in (
-        (on_offline, "a"),
-        (on_online, "x"),
-        (on_offline, "c"),
-        (lambda s, d: on_declined(s, d, DATA), "b"),
-        (on_online, "a"),
-        (received, "a"),
-        (on_offline, "a"),
-        (on_online, "c"),
-        (on_offline, "x"),
-    ):
-        state = move(state, device)
-        found, plain = counts(state)
-        assert found == plain, (move, device)
 
 
 # ------------------------------------------------------------------------------------------------------ the end
@@ -267,12 +189,6 @@ def test_updates_left_out_because_of_their_norm_have_no_part_in_the_loss():
     state = asking("a", "b", contributions=PersistentList(updates))
     record = record_of(state, state.plan, OUTCOME, {"b": 99.0})
     assert (record.loss, record.refused_norm, record.contributed) == (1.0, {"b": 99.0}, 2)
-
-
-def test_a_round_without_uploads_has_a_loss_of_zero():
-    state = asking("a")
-    record = record_of(state, state.plan, Outcome({}))
-    assert (record.loss, record.contributed, record.missing) == (0.0, 0, ("a",))
 
 
 def test_the_metadata_of_a_restart_name_the_key_version_the_levels_and_the_events_to_record():

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.status import live_file
 from aggregator.status.facts import RunStatus
-from aggregator.status.live_file import LIVE_FILE, MOST_PAUSE_S, WRITE_EVERY_S, LiveFile, known_devices, read_live
+from aggregator.status.live_file import LIVE_FILE, WRITE_EVERY_S, LiveFile, known_devices, read_live
 from aggregator.status.record import ALIVE_EVERY_S
 from aggregator.status.watch import FleetWatch
 from shoal.errors import StorageError
@@ -65,15 +65,6 @@ def test_written_at_a_bounded_rate(tmp_path, watch, file, monkeypatch):
         file.keep_up(run, step * 0.01)
         written.append((tmp_path / LIVE_FILE).stat().st_size)
     assert len(set(written)) == len(looked) == 10 / WRITE_EVERY_S
-
-
-@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.001, WRITE_EVERY_S), (0.05, 5.0), (9.0, MOST_PAUSE_S)])
-def test_slow_writes_make_longer_pauses(tmp_path, watch, file, monkeypatch, cost_s, pause_s):
-    """Where a write takes long pauses are longer."""
-    times = iter([0.0, cost_s])
-    monkeypatch.setattr(live_file, "time", type("Time", (), {"monotonic": staticmethod(lambda: next(times))}))
-    file.keep_up(lambda: None, 0.0)
-    assert file._pause_s == pytest.approx(pause_s)
 
 
 def test_changed_connection_does_not_wait(tmp_path, file):

@@ -232,12 +232,6 @@ def test_stopped_daemon_is_no_problem(run):
     assert status(live(), running=False, run=run).problems != (), "but one that was killed is"
 
 
-def test_daemon_that_never_ran_is_no_problem():
-    built = status(running=False, live=None)
-    assert (built.running, built.since_s, built.problems) == (False, None, ())
-    assert built.broker == "mqtt://granted:1883"
-
-
 @pytest.mark.parametrize("found", [None, live(ended_at_s=NOW - 9)], ids=["the first", "its predecessor's file"])
 def test_new_daemon_is_not_connected_yet(found):
     """A daemon that has just started is not connected yet."""
@@ -277,15 +271,6 @@ def test_unretained_device_never_connected(age_s, online):
     assert (found.online, found.reason) == (online, "" if online is None else "has not connected yet")
 
 
-def test_clusters_have_their_devices_figures():
-    """Figures of clusters are those of their devices."""
-    tests = {"dev-1": (1, 2), "dev-2": (3, 4), "dev-3": (1, 4)}
-    built = status(run=dataclasses.replace(RUN, tests=tests, losses={1: 0.25}))
-    first, second = built.run.clusters
-    assert (first.id, first.members, first.accuracy, first.loss) == (0, ("dev-1",), 0.5, None)
-    assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
-
-
 def test_guessed_models_are_a_problem():
     """Devices whose model is a guess are a problem."""
     guess, good = DeviceStatus(name="", online=True, doubted=True), DeviceStatus(name="", online=True)
@@ -295,22 +280,6 @@ def test_guessed_models_are_a_problem():
     ]
     assert built.problems[0].advice.startswith("`shoal-edge status` there has the figures")
     assert status(live(devices={"dev-1": good})).problems == ()
-
-
-def test_device_has_its_own_accuracy():
-    """A device has the accuracy on its own test share."""
-    tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
-    built = status(run=dataclasses.replace(RUN, tests=tests))
-    found = {d.name: d.accuracy for d in built.devices}
-    assert [found[name] for name in ("dev-1", "dev-2", "dev-3")] == [0.5, None, 0.25]
-    assert {d.accuracy for d in status(run=None).devices} == {None}
-
-
-def test_run_that_is_finished_or_comes_next():
-    last = status(live(run=None), run=dataclasses.replace(RUN, closed=21, finished=True)).run
-    assert (last.phase, last.round, last.missing) == ("finished", 20, ())
-    assert status(live(run=None), run=dataclasses.replace(RUN, closed=0)).run.phase == NOT_SERVED
-    assert status(run=None).run is None
 
 
 def test_stopped_run_has_its_last_training():

@@ -71,15 +71,6 @@ def test_holds_what_can_not_be_had_again(server, tmp_path):
     assert (orders.accepted, orders.of(RUN)) == (7, Order.PAUSE)
 
 
-def test_empty_directory_is_filled(server, tmp_path):
-    """A package or a container has made it, and its parent belongs to root."""
-    save(server, tmp_path / "file")
-    (tmp_path / "again").mkdir(mode=0o700)
-    inode = (tmp_path / "again").stat().st_ino
-    restore(tmp_path / "file", tmp_path / "again")
-    assert (tmp_path / "again").stat().st_ino == inode
-
-
 def test_a_worker_has_one_as_well(tmp_path):
     place = RunPlace(tmp_path)
     grant = place.owner.add_worker(workers.init(tmp_path / "worker-0", "worker-0").read_bytes())
@@ -236,8 +227,3 @@ def test_time_of_restore_is_kept(server, tmp_path):
     orders = read_orders(tmp_path / "again")
     assert (orders.accepted, orders.of(RUN)) == (8, Order.STOP)
     assert 0 <= time.time() - orders.restored_at_s < 60
-
-
-def test_orders_of_earlier_version_are_read(server):
-    (server / ORDERS_FILE).write_text('{"accepted": 3, "orders": {}}')
-    assert read_orders(server).accepted == 3

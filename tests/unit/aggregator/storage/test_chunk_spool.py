@@ -28,11 +28,6 @@ def size_of(spool):
     return os.fstat(spool._file.fileno()).st_size
 
 
-def test_no_file_appears_in_the_directory(spool, tmp_path):
-    spool.put(b"x")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_freed_place_is_used_again(spool):
     places = [spool.put(bytes([n]) * 1000) for n in range(5)]
     spool.free(places[1], 1000)

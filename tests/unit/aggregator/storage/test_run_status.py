@@ -24,7 +24,6 @@ from tests.helpers.plans import append_upload, digest_of, engine_of, run_plan, u
 RUN = run_plan()
 READERS = (read_key_version, read_records, read_last_record, rounds_closed, lambda d: uploads_stored(d, 1), read_plan)
 NOTHING = (None, [], None, 0, 0, None)
-SHORTAGE = {"missing": [{"device": "dev-1", "since": "12:00"}], "deadline_passed": True}
 
 
 @pytest.fixture
@@ -41,14 +40,6 @@ def store(folder):
 
 def snapshot(store, key_version=3, round_=1, closed=None):
     store.snapshot(round_, ("dev-1",), Encoded({}), ResumeMetadata(key_version), closed)
-
-
-def test_directory_without_run_gets_no_file(folder):
-    """A directory without a run has nothing and gets no file."""
-    assert tuple(read(folder) for read in READERS) == NOTHING
-    folder.mkdir()
-    assert tuple(read(folder) for read in READERS) == NOTHING
-    assert list(folder.iterdir()) == []
 
 
 def test_database_without_tables_is_empty(folder):

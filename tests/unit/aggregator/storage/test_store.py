@@ -79,24 +79,6 @@ def test_committed_comes_back_as_it_was(open_store):
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
 
 
-def test_uploads_are_in_order_of_device(open_store):
-    """Uploads come back in order of device."""
-    store = open_store()
-    append(store, "dev-3", "dev-1", "dev-2")
-    store.commit()
-    assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
-    assert store.uploads(2) == []
-
-
-def test_nothing_is_there_before_the_commit(open_store):
-    store = open_store()
-    append(store, "dev-1")
-    assert open_store().uploads(1) == []
-    store.commit()
-    assert len(store.uploads(1)) == 1
-    assert store.commit() == []
-
-
 def test_a_torn_tail_is_written_over(open_store, folder):
     """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
     store = open_store()
@@ -162,13 +144,6 @@ def test_another_runs_directory_is_refused(open_store):
     open_store().close()
     with pytest.raises(IntegrityError, match="holds another run"):
         open_store(run=dataclasses.replace(RUN, run_id=b"x" * 16))
-
-
-def test_the_seed_of_nonces_is_drawn_once(open_store):
-    first = open_store(seed=lambda: b"a" * 16)
-    assert first.seed == b"a" * 16
-    assert open_store(seed=lambda: b"b" * 16).seed == b"a" * 16
-    assert len(open_store().seed) == 16
 
 
 def test_everything_is_private(open_store, folder):
@@ -282,17 +257,6 @@ def test_end_of_a_run_erases_every_update(open_store, folder):
     store.erase()
     assert not list((folder / "updates").iterdir())
     assert store.records() == [{"round": 1}]
-
-
-def test_swept_round_closes_its_file(open_store, folder):
-    """A swept round does not keep its file open."""
-    store = open_store()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for round_ in range(1, 8):
-        append(store, "dev-1", round_=round_)
-        store.commit()
-        store.snapshot(round_ + 1, DEVICES, Encoded({}), METADATA)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
 # ---------------------------------------------------------------------------------------------------- records

@@ -58,16 +58,6 @@ def test_descriptors_do_not_grow(files):
     assert [int(v[-1]) for v in views] == list(range(MANY))
 
 
-def test_an_old_round_is_mapped_once(files, tmp_path):
-    views = store(files, 20)
-    files.release()
-    before = open_descriptors()
-    again = UpdateFiles(tmp_path, lambda _: 20 * 4 * D)
-    found = [again.view(1, 4 * D * number, D) for number in range(20)]
-    assert open_descriptors() - before == 1
-    assert all((a == b).all() for a, b in zip(found, views, strict=True))
-
-
 @pytest.mark.parametrize("work", ["mean", "gram"])
 def test_reading_keeps_few_pages(files_on_disk, work):
     """Reading a round keeps few of its pages in memory."""

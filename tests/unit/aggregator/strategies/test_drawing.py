@@ -63,11 +63,6 @@ def test_devices_of_small_and_large_clusters_are_drawn_as_often():
     assert rates == pytest.approx([0.2, 0.2], abs=0.05)
 
 
-def test_with_enough_devices_every_cluster_trains_in_every_round():
-    for chosen in turns(clusters_of(100, 50, 10), 5, 0.3):
-        assert {id_: len(members) for id_, members in chosen.items()} == {0: 30, 1: 15, 2: 3}
-
-
 def test_a_cluster_of_too_few_devices_is_left_out():
     assert {id_ for chosen in turns(clusters_of(6, 2), 10, 0.5) for id_ in chosen} == {0}
     assert turns(clusters_of(2, 2), 2, 0.5) == [{}, {}]
@@ -75,16 +70,6 @@ def test_a_cluster_of_too_few_devices_is_left_out():
 
 def test_one_cluster_trains_even_if_the_budget_is_less_than_a_mean_needs():
     assert [len(members) for chosen in turns(clusters_of(5, 5), 2, 0.1) for members in chosen.values()] == [3, 3]
-
-
-def test_all_devices_of_all_clusters_train_under_full_participation():
-    clusters = clusters_of(5, 3)
-    assert turns(clusters, 1, 1.0) == [clusters]
-
-
-def test_a_fleet_of_one_cluster_is_drawn_as_it_is_without_clusters():
-    run = run_plan(participation=0.4)
-    assert drawn_by_cluster(run, 7, {0: DEVICES}, {}, 3) == {0: drawn(run, 7, DEVICES)}
 
 
 @given(
@@ -119,12 +104,6 @@ def test_clusters_have_their_turn_where_a_mean_needs_several_devices():
         seen.append({FOUR[d] for d in chosen})
     assert seen == [{0}, {1}, {2}, {3}]
     assert asked == {0: 1, 1: 2, 2: 3, 3: 4}
-
-
-@pytest.mark.parametrize("changes", [{"participation": 0.2}, {"min_contributors": 3}])
-def test_the_draw_is_the_plain_one_for_means_of_one_and_for_all_devices(changes):
-    run = run_plan(**changes)
-    assert drawn_in_turn(run, 3, TWENTY, FOUR, {}) == (drawn(run, 3, TWENTY), {})
 
 
 def test_devices_without_a_cluster_or_in_a_small_one_have_a_turn_of_their_own():

@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies import robust
 from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import STRATEGIES, make_strategy
 from aggregator.strategies.robust import Finding, RobustMean, Standings
-from shoal.protocol.documents import Capabilities, SegmentSpec
+from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.recipe import DEFAULTS
 from tests.helpers.plans import contribution, run_plan
 
@@ -47,17 +46,6 @@ def test_reversed_updates_are_left_out_and_told():
     assert mean.take() == {}
 
 
-def test_off_is_the_plain_mean_and_tells_nothing():
-    updates, mean = given(FLIPPED), RobustMean(plan(robust="off"))
-    assert mean(updates, "uniform").tobytes() == mean_update(updates, "uniform").tobytes()
-    assert mean.take() == {}
-
-
-def test_runs_that_compute_lengths_of_models_have_plain_means():
-    mean = RobustMean(plan(capabilities=Capabilities(scale=True)))
-    assert mean(given(FLIPPED), "uniform").tobytes() == mean_update(given(FLIPPED), "uniform").tobytes()
-
-
 def test_a_mean_never_has_fewer_devices_than_the_plan_allows():
     updates = given(FLIPPED)
     strict = RobustMean(plan(min_contributors=8))
@@ -93,18 +81,6 @@ def test_what_was_left_out_is_remembered_for_its_model_alone():
     kept = [c for c in scattered if c.device != "dev-08"]
     np.testing.assert_allclose(moved, mean_update(kept, "uniform"), rtol=1e-4, atol=1e-6)
     assert mean.take()["dev-08"].against == {0: True}
-
-
-def test_a_large_cluster_is_weighed_in_blocks(monkeypatch):
-    monkeypatch.setattr(robust, "BLOCK_UPDATES", 10)
-    updates = given(FLIPPED + FLIPPED)
-    found = RobustMean(plan())
-    np.testing.assert_allclose(
-        found(updates, "uniform"),
-        mean_update([c for c, f in zip(updates, FLIPPED * 2, strict=True) if f > 0], "uniform"),
-        rtol=1e-4,
-    )
-    assert sum(one.apart for one in found.take().values()) == 6
 
 
 def test_updates_of_length_zero_stay():

@@ -51,13 +51,6 @@ def test_the_defaults_ask_for_nothing():
     assert (plain.clusters_setting, plain.splits, plain.reads) == ("", False, "updates")
 
 
-def test_restarts_need_their_own_rounds():
-    """Restarts need origins and rounds of their own."""
-    settings = settings_of("ifca", {"k": "3", "restarts": "4", "restart_rounds": "5"})
-    assert (settings.origins, settings.discarded_rounds) == (12, 15)
-    assert settings_of("ifca", {}).discarded_rounds == 0
-
-
 @pytest.mark.parametrize("name", ["k", "restarts", "restart_rounds"])
 def test_counts_below_one_are_refused(name):
     with pytest.raises(ConfigError, match="at least 1"):
@@ -79,11 +72,6 @@ def test_number_of_clusters_may_be_found(algorithm, name):
 def test_fesem_has_no_way_to_find_the_number():
     with pytest.raises(ConfigError, match="k is a whole number, not 'auto'"):
         settings_of("fesem", {"k": "auto"})
-
-
-def test_random_starts_need_number_of_models():
-    with pytest.raises(ConfigError, match="3 random starts of a number of models that is not given"):
-        settings_of("ifca", {"restarts": "3"})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))

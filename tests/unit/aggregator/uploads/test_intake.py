@@ -75,18 +75,6 @@ def test_of_two_uploads_in_hand_first_counts(scene, workers):
     assert scene.durable(1) == {"dev-1": first.digest}
 
 
-def test_others_overtake_a_slow_upload(scene, workers):
-    """Uploads of other devices overtake a slow one."""
-    packets = {device: scene.packet(device) for device in DEVICES}
-    for packet in packets.values():
-        scene.send(packet)
-    for device in ("dev-3", "dev-2"):
-        workers.run(device)
-        workers.call_back(device)
-    states = [scene.state_of(packet) for packet in packets.values()]
-    assert states == [UploadState.VERIFYING, UploadState.VALID, UploadState.VALID]
-
-
 @pytest.mark.parametrize("kind", ["forged", "wrong digest", "for another run"])
 def test_dropped_upload_may_come_again(scene, workers, kind):
     """An upload that is dropped may be sent again."""
@@ -159,21 +147,6 @@ def test_event_leaves_later_uploads(scene, workers):
     workers.run("dev-1")
     workers.call_back("dev-1")
     assert "dev-3" not in scene.state.online
-
-
-def test_commit_leaves_later_uploads(scene, workers):
-    """A commit does not wait for uploads that arrive later."""
-    scene.send(scene.packet("dev-2", signer="dev-1"))
-    scene.send(scene.packet("dev-1"))
-    workers.run("dev-1")
-    workers.call_back("dev-1")
-    scene.uploads.flush()
-    assert scene.disk.waiting == [], "the one before it may be in the same batch"
-    scene.send(scene.packet("dev-3", signer="dev-1"))
-    workers.run("dev-2")
-    workers.call_back("dev-2")
-    scene.commit()
-    assert set(scene.durable(1)) == {"dev-1"}
 
 
 @pytest.mark.parametrize("ran", [False, True])

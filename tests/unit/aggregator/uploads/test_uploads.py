@@ -143,16 +143,6 @@ def test_an_upload_that_is_only_valid_when_its_round_closes_is_refused(scene):
     assert set(scene.durable(1)) == {"dev-1", "dev-2"}
 
 
-def test_uploads_of_one_batch_count_in_their_round_also_beyond_the_quorum(scene):
-    scene.feed(DeadlinePassed(1))
-    for device in ("dev-1", "dev-2", "dev-3"):
-        scene.send(scene.packet(device))
-    scene.commit()
-    assert scene.state.round == 2
-    assert not scene.state.received
-    assert [sent.action for sent in scene.publisher.take()] == [Action.ACK] * 3
-
-
 def test_an_upload_stored_before_a_restart_is_acknowledged_after_it(scene):
     packet = scene.packet("dev-1")
     scene.send(packet)

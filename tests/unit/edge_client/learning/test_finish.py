@@ -55,14 +55,6 @@ def ended(**changes):
     return Ended(**{**fields, **changes})
 
 
-def test_all_candidates_are_compared_in_order(shares, backend):
-    done = finish(ended(above={"node-0": ORIGIN}, weight=0.5), shares, backend, never)
-    assert list(done.losses) == ["cluster", "1", "3", "10", "node-0", "ditto", "alone"]
-    assert done.samples == len(shares.validation) == 24
-    assert done.losses["node-0"] == done.losses["cluster"]
-    assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
-
-
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
 def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, backend, monkeypatch, choice):
     """By the recipe of the candidate; the losses reported are those of the first training, which has not seen them."""
@@ -121,38 +113,6 @@ def test_a_spoilt_second_training_leaves_the_first(shares, forgets):
     done = finish(ended(fresh=None), shares, Spoiling(), never)
     assert done.choice == "10"
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
-
-
-def test_the_clusters_model_is_not_trained_again(shares, backend, monkeypatch):
-    monkeypatch.setattr(
-        "edge_client.learning.finish.choose", lambda losses, **_: "node-0" if "node-0" in losses else "cluster"
-    )
-    above = ORIGIN * 2
-    assert finish(ended(above={"node-0": above}), shares, backend, never).theta is above
-    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _, **__: "cluster")
-    assert finish(ended(), shares, backend, never).theta is ORIGIN
-
-
-def test_epochs_on_top_follow_the_runs_recipe_after_its_last_round(shares, backend):
-    """One epoch at a time; the step size is that of the round after the last, the orders are those of later rounds."""
-    told = ended()
-    theta, recipe = ORIGIN, dataclasses.replace(MINI, epochs=1)
-    for orders in (7, 8, 9):
-        theta = (
-            theta + train(theta, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", orders), 6, never).delta
-        )
-    done = finish(told, shares, backend, never)
-    assert done.losses["3"] == sample_losses(theta, shares.validation, backend).mean()
-
-
-def test_the_model_trained_alone_takes_the_rounds_of_the_run(shares, backend):
-    told = ended()
-    theta = told.fresh()
-    for round_ in range(1, 7):
-        order = BatchOrder(told.plan, "dev-1", round_)
-        theta = theta + train(theta, shares.train, MINI, backend, order, round_ - 1, never).delta
-    done = finish(told, shares, backend, never)
-    assert done.losses["alone"] == sample_losses(theta, shares.validation, backend).mean()
 
 
 def test_dittos_model_is_pulled_towards_the_clusters(shares, backend):
@@ -262,14 +222,6 @@ def test_a_candidate_that_diverges_is_left_out(shares, caplog):
 
 def backend_of():
     return OrtModel(logistic_bundle(INPUTS, CLASSES))
-
-
-def test_a_loss_that_is_not_finite_counts_as_unusable(shares):
-    class Overflowing:
-        def score(self, theta, x, y):
-            return dataclasses.replace(backend_of().score(theta, x, y), mean_loss=float("inf"))
-
-    assert np.isnan(sample_losses(ORIGIN, shares.validation, Overflowing())).all()
 
 
 @pytest.mark.parametrize("after", [0, 5, 40, 150])

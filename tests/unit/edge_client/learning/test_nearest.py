@@ -19,12 +19,6 @@ def test_model_at_least_distance_is_chosen():
     assert nearest_model(0, 0.6 * end[1], (0, 1), end) == 1
 
 
-def test_only_models_to_compare_are_chosen():
-    """Only models to compare with are chosen."""
-    models = {0: np.zeros(3, np.float32), 1: np.ones(3, np.float32), 2: np.full(3, 2, np.float32)}
-    assert nearest_model(0, np.zeros(3, np.float32), (1, 2), models) == 1
-
-
 @pytest.mark.parametrize(("own", "expected"), [(0, 0), (2, 2), (5, 0)])
 def test_tie_goes_to_the_own_model(own, expected):
     """At a tie the model of the device is chosen else the smallest."""
@@ -57,20 +51,3 @@ def test_highest_cosine_is_chosen(length):
     end = {m: np.zeros(length, np.float32) for m in (0, 1, 2)}
     end[1][-1], end[2][-1] = -1, 1
     assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
-
-
-def test_direction_is_not_distance():
-    """The nearest direction is not the nearest model."""
-    models = {0: np.zeros(2, np.float32), 1: np.array([9, 9], np.float32), 2: np.array([1, -1], np.float32)}
-    delta = np.array([1, 0.5], np.float32)
-    assert nearest_direction(0, delta, (1, 2), models) == 1
-    assert nearest_model(0, delta, (1, 2), models) == 2
-
-
-def test_unmoved_model_has_cosine_0():
-    """A model that equals the start has cosine 0 and ties go to the smallest id."""
-    models = {m: np.array([0, m % 2], np.float32) for m in range(6)}
-    up, down = np.array([0, 1], np.float32), np.array([0, -1], np.float32)
-    assert nearest_direction(0, up, (2, 3, 5), models) == 3
-    assert nearest_direction(0, down, (3, 2, 4), models) == 2
-    assert nearest_direction(0, np.zeros(2, np.float32), (5, 3), models) == 3

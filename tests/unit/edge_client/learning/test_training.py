@@ -101,26 +101,6 @@ def test_the_given_model_is_not_modified(theta0, batch, backend):
     np.testing.assert_array_equal(theta0, before)
 
 
-def test_zero_epochs_report_the_loss(theta0, batch, backend):
-    """Zero epochs change nothing and report the loss."""
-    result = run(theta0, batch, backend, epochs=0)
-    assert result.steps == 0
-    assert not result.delta.any()
-    assert result.mean_loss == backend.score(theta0, batch.x, batch.y).mean_loss
-
-
-def test_training_lowers_the_loss(theta0, batch, backend):
-    result = run(theta0, batch, backend, epochs=0, steps=50, batch_size=0, lr=0.5)
-    after = backend.score(theta0 + result.delta, batch.x, batch.y).mean_loss
-    assert after < backend.score(theta0, batch.x, batch.y).mean_loss - 0.05
-
-
-def test_proximal_term_keeps_the_model_near(theta0, batch, backend):
-    free = run(theta0, batch, backend, epochs=20).delta
-    held = run(theta0, batch, backend, epochs=20, prox_mu=5.0).delta
-    assert np.linalg.norm(held) < 0.5 * np.linalg.norm(free)
-
-
 def test_cancelling_stops_before_next_step(theta0, batch, backend):
     answers = iter([False, False, True])
     asked = []
@@ -150,8 +130,3 @@ def test_a_last_step_to_infinity_is_caught(theta0, batch, backend):
     with pytest.raises(TaskError, match="not finite") as caught:
         run(theta0 * 0, far, backend, epochs=0, steps=1, batch_size=0, lr=1e6)
     assert "learning rate" in caught.value.hint
-
-
-def test_same_generator_same_result(theta0, batch, backend):
-    one, two = (run(theta0, batch, backend, epochs=2) for _ in range(2))
-    np.testing.assert_array_equal(one.delta, two.delta)

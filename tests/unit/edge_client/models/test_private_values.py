@@ -32,16 +32,6 @@ def test_trained_values_go_on(tmp_path):
     assert len(path.read_bytes()) > 32 + 2 * INITIAL.nbytes
 
 
-def test_repeated_round_begins_alike(tmp_path):
-    """A round that is repeated begins as the first time."""
-    values = opened(tmp_path)
-    values.keep(1, INITIAL + 1)
-    values.keep(2, INITIAL + 2)
-    values.keep(2, INITIAL + 7)
-    np.testing.assert_array_equal(opened(tmp_path).at(2), INITIAL + 1)
-    np.testing.assert_array_equal(opened(tmp_path).newest, INITIAL + 7)
-
-
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
 def test_each_round_is_trained_once(tmp_path_factory, story):

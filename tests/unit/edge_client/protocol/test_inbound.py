@@ -15,7 +15,6 @@ from tests.helpers.floods import MIB, claim, claims
 
 TOPICS = Topics("demo")
 NAME = "dev-01"
-D = 28
 DEVICES = 3
 
 
@@ -103,17 +102,6 @@ def test_run_goes_on_through_a_flood(fleet):
         assert flood(fleet, base, claims()) < MIB
     fleet.release()
     assert [r["contributed"] for r in fleet.run(60)] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("kind", [ChunkKind.MEAN, ChunkKind.CHECKPOINT], ids=["mean", "checkpoint"])
-def test_unfollowed_chunks_are_released(fleet, kind):
-    """Chunks of a model that is no longer followed are released."""
-    runtime = fleet.devices[NAME].runtime
-    for label in ("feed0", "feed1"):
-        runtime._go_on(runtime.session._followed((label,)))
-        assert flood(fleet, TOPICS.model(label), [claim(kind, 2000, 1)]) > 0
-        runtime._go_on(runtime.session._followed(()))
-        assert runtime._chunks.held_bytes == 0
 
 
 def test_larger_package_is_fetched_later(tmp_path, monkeypatch, caplog):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
-from edge_client.protocol.session_io import ApplyRosterChange, Log, Resubscribe, Subscribe, Unsubscribe
+from edge_client.protocol.session_io import Log, Resubscribe, Subscribe, Unsubscribe
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.topics import TopicKind
 from tests.helpers.sessions import FACTS
@@ -44,15 +44,6 @@ def test_only_changes_at_the_start():
     assert RosterSync().started()[1] == (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE))
 
 
-def test_change_in_force_is_applied():
-    """A change of the roster in force is applied."""
-    following = change(HELD + 1, after=HELD)
-    state, done = RosterSync().changed(following, at())
-    assert done == (ApplyRosterChange(following),)
-    state, done = state.taken(following, at(sequence=HELD + 1))
-    assert (state, done) == (RosterSync(), ())
-
-
 def test_impossible_change_asks_for_whole():
     """A change that leads to no roster of the owner asks for the whole."""
     following = change(HELD + 1, after=HELD)
@@ -60,12 +51,6 @@ def test_impossible_change_asks_for_whole():
     state, done = state.taken(following, at(5.0))
     assert done == (WHOLE,)
     assert (state.wanted, state.devices, state.asked_s) == (HELD + 1, 4, 5.0)
-
-
-def test_older_changes_are_ignored():
-    """Older changes and the one in force are ignored."""
-    for sequence in (HELD - 1, HELD):
-        assert RosterSync().changed(change(sequence, signature=FACTS.roster.signature), at())[1] == ()
 
 
 def test_other_signature_asks_once_for_whole():
@@ -97,13 +82,6 @@ def test_first_request_comes_after_a_minute():
     state, done = state.ticked(at(WHOLE_AGAIN_S))
     assert done == ()
     assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
-
-
-def test_copied_roster_ends_the_requests():
-    """Whatever becomes of the message itself."""
-    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
-    state, done = state.taken(None, at(sequence=HELD + 5))
-    assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
 
 
 def test_newer_keys_may_open_a_whole():

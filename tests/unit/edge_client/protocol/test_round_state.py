@@ -20,7 +20,6 @@ from edge_client.protocol.round_state import (
     Reconnected,
     Remind,
     RoundState,
-    RunDone,
     Send,
     SetTimer,
     Stage,
@@ -113,70 +112,9 @@ def test_an_older_plan_is_not_taken_up():
     assert step(state, Planned(PLAN)) == (state, ())
 
 
-def test_a_newer_plan_cancels_the_work_in_progress():
-    state, actions = after(*SENDING, Planned(dataclasses.replace(PLAN, run=2)))
-    assert CancelWork() in actions
-    assert (state.stage, state.announcement, state.models) == (Stage.IDLE, None, {})
-
-
-def test_a_device_that_sits_out_forgets_the_models_that_it_no_longer_receives():
-    """The runtime drops models without a subscription, so the state must not count on them in the next round."""
-    state, _ = after(*SENDING, control(Action.ACK))
-    state, _ = step(state, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT, NO_ASSIGNMENT))))
-    assert state.models == {}
-    state, _ = step(state, Announced(announcement(3)))
-    state, actions = step(state, Located(b"\3" * 16, MEANS))
-    assert (state.stage, actions) == (Stage.FETCHING, (Follow(("bb",)),))
-
-
-def test_work_begins_when_the_last_model_is_there():
-    state, actions = after(*WORKING)
-    assert state.stage is Stage.WORKING
-    assert actions == (Work(announcement(), TRAIN),)
-
-
-def test_another_version_of_a_model_does_not_do():
-    state, actions = after(*WORKING[:2], ModelArrived("bb", b"\2" * 16))
-    assert (state.stage, actions) == (Stage.FETCHING, ())
-
-
-def test_a_device_without_an_order_sits_out():
-    state, actions = after(Announced(announcement()), index=1)
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
-
-
-def test_finished_work_is_sent_and_a_timer_set():
-    state, actions = after(*SENDING)
-    assert state.stage is Stage.SENDING
-    assert actions == (Send(ID), SetTimer(2 * limits.REMIND_BASE_S))
-    assert state.sent == (1, 1, b"\1" * 16)
-
-
-@pytest.mark.parametrize(
-    "late", [WorkDone(1, 2, b"\2" * 16, ID), WorkDone(1, 1, b"x" * 16, ID), WorkDone(2, 1, b"\1" * 16, ID)]
-)
-def test_work_for_another_round_is_dropped(late):
-    state, _ = after(*WORKING)
-    assert step(state, late) == (state, ())
-
-
 def test_work_that_ends_after_it_was_cancelled_is_dropped():
     state, _ = after(*WORKING, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,))))
     assert step(state, DONE) == (state, ())
-
-
-def test_failed_work_sits_the_round_out():
-    state, actions = after(*WORKING, WorkFailed(b"\1" * 16))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
-    assert step(state, Announced(announcement()))[1] == (), "the same round again is not tried again"
-    assert step(state, Announced(announcement(2)))[0].stage is Stage.FETCHING
-    assert step(state, WorkFailed(b"\1" * 16)) == (state, ())
-
-
-@pytest.mark.parametrize("action", [Action.ACK, Action.REFUSED])
-def test_an_answer_ends_the_sending(action):
-    state, actions = after(*SENDING, control(action))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (ClearTimer(),))
 
 
 def test_the_residual_of_a_refused_upload_is_wasted_unless_it_is_acknowledged_later():
@@ -214,18 +152,6 @@ def test_only_missing_chunks_are_sent():
     assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.REMIND_BASE_S))
 
 
-def test_reminders_back_off_to_the_cap():
-    state, _ = after(*SENDING)
-    bounds = []
-    for _ in range(14):
-        state, (remind, timer) = step(state, TimerFired())
-        assert remind == REMIND
-        bounds.append(timer.within_s)
-    assert bounds == [4, 8] + [10] * 9 + [60] * 3
-    again = dataclasses.replace(REMIND, reconnected=True)
-    assert step(state, Reconnected())[1] == (again, SetTimer(2 * limits.REMIND_BASE_S))
-
-
 @pytest.mark.parametrize(("announced_s", "base_s"), [(20.0, 20.0), (0.0, 1.0), (-5.0, 1.0), (1e9, 600.0)])
 def test_the_announced_pause_bounds_the_first_reminder(announced_s, base_s):
     """A large fleet's reminders would come while the aggregator still works on the uploads."""
@@ -240,58 +166,12 @@ def test_the_announced_pause_bounds_the_first_reminder(announced_s, base_s):
     assert bounds[-1] == max(60.0, 2 * base_s)
 
 
-@pytest.mark.parametrize("event", [TimerFired(), Reconnected()])
-def test_there_is_nothing_to_remind_of_before_the_work_is_done(event):
-    for events in ((), SENDING[:1], SENDING[:2], WORKING):
-        state, _ = after(*events)
-        assert step(state, event) == (state, ())
-
-
-def test_the_same_round_announced_again_causes_a_reminder_of_the_upload():
-    """The aggregator restarted: it may not have it."""
-    state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
-    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
-    assert state.attempt == 0
-
-
-def test_the_same_round_announced_again_does_not_restart_the_work():
-    state, actions = after(*WORKING, Announced(announcement()))
-    assert (state.stage, actions) == (Stage.WORKING, ())
-
-
-def test_an_answered_round_announced_again_is_over():
-    state, actions = after(*SENDING, control(Action.ACK), Announced(announcement()))
-    assert (state.stage, actions) == (Stage.IDLE, ())
-
-
-def test_a_new_round_cancels_the_old_one():
-    for events in (SENDING[:1], WORKING, SENDING):
-        state, actions = after(*events, Announced(announcement(2)))
-        assert actions[:2] == (CancelWork(), ClearTimer())
-        assert state.mark.round == 2
-        assert state.attempt == 0
-
-
 def test_after_a_restart_the_aggregator_is_reminded_of_the_stored_upload_of_the_same_round():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
     assert state.stage is Stage.SENDING
     assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
-
-
-def test_after_a_restart_a_new_round_is_worked_on():
-    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
-    state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
-    assert state.stage is Stage.FETCHING
-    assert not any(isinstance(a, Send | Remind) for a in actions)
-
-
-def test_the_final_answer_ends_the_run():
-    work = WorkDone(1, 6, b"\6" * 16, ID)
-    state, actions = after(Announced(FINAL), Located(b"\6" * 16, {}), work, control(Action.ACK, round_=6))
-    assert actions == (ClearTimer(), RunDone(PLAN))
-    assert step(state, Announced(FINAL))[1] == (), "and it ends once"
 
 
 @pytest.mark.parametrize(
@@ -310,17 +190,6 @@ def test_an_announcement_beyond_the_plan_changes_nothing(bad):
     with pytest.raises(UntrustedError):
         step(state, Announced(bad))
     assert after(LOCATED, ARRIVED, state=state)[0].stage is Stage.WORKING
-
-
-def test_an_answer_of_the_final_round_outlives_a_restart():
-    """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
-    sent = (1, 6, b"\6" * 16)
-    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
-    state, _ = step(RoundState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
-    state, actions = step(state, Announced(FINAL))
-    assert actions == (RunDone(PLAN),)
-    assert (state.stage, state.done) == (Stage.IDLE, True)
-    assert step(state, Announced(FINAL)) == (state, ())
 
 
 def test_a_final_upload_whose_model_is_lost_is_worked_for_again():

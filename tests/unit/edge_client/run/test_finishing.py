@@ -1,7 +1,6 @@
 """When a device does its personal finish: once after a run, while it is idle, and never in the way of the next run."""
 
 import dataclasses
-import json
 import logging
 
 import pytest
@@ -141,13 +140,6 @@ def test_another_run_cancels_the_finish(fleet, caplog):
     assert finish_of(fleet, NAME)
 
 
-@pytest.mark.parametrize("change", [{"stop_at_s": 5.0}, {"latest": announcement(run=9)}, {"late": object()}])
-def test_stopping_device_is_not_idle(fleet, change):
-    """A device that stops or hears of another run is not idle."""
-    assert finisher(fleet).is_pending(idle=session(fleet).idle)
-    assert not finisher(fleet).is_pending(idle=session(fleet, **change).idle)
-
-
 def test_late_result_is_dropped(fleet):
     """A result that comes after the cancellation is dropped."""
     device = fleet.devices[NAME]
@@ -199,11 +191,3 @@ def test_a_run_under_way_has_no_finish(tmp_path):
         assert not fleet.devices[NAME].runtime.finishing
         assert not finish_of(fleet, NAME)
         assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)
-
-
-def test_status_files_stay_as_they_were(fleet):
-    """The choice is in a file of its own: what a running device writes does not lose it."""
-    before = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
-    finish_of(fleet, NAME)
-    after = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
-    assert before["ended"] == after["ended"]

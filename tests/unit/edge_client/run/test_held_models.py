@@ -5,13 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.base import place_assignment
 from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
-from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
+from edge_client.run.held_models import CertifiedStates, check_segments, length_of, segment_of
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     IntegrityError,
@@ -22,7 +21,7 @@ from shoal.errors import (
 )
 from shoal.membership.statements import check_claims, read_claims, signers_needed
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.documents import Capabilities, SegmentSpec
+from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import (
     SealedCheckpoints,
@@ -52,13 +51,6 @@ def damage(scene, models, at, factor=2.0):
     models._states = models.states.with_states([bad])
 
 
-def test_a_device_adds_the_mean_of_each_round(scene, models):
-    steps = to_round(scene, models, 3)
-    theta = scene.serve(models["dev-1"], scene.announcement(4, steps=steps))[0]
-    assert np.abs(theta - (origins()[0] + 3)).max() < 1e-5
-    assert list(models["dev-1"].states.held) == [StateId(0, 3)]
-
-
 def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
     steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
     steps = to_round(scene, {"dev-3": models["dev-3"]}, 1, names=("dev-3",)) and steps
@@ -66,24 +58,6 @@ def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
     for held in models.values():
         scene.serve(held, announced)
     assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
-
-
-def test_only_the_means_that_are_needed_are_fetched(scene, models):
-    steps = to_round(scene, models, 3)
-    announced = scene.announcement(4, steps=steps)
-    assert list(models["dev-1"].locate(announced, TRAIN)) == [scene.label(mean_number(0, 3))]
-    scene.serve(models["dev-1"], announced)
-    assert models["dev-1"].locate(announced, TRAIN) == {}, "announced again, after a reconnection for example"
-
-
-def test_states_are_stored_and_the_keys_of_the_rounds_applied_are_erased(scene, models):
-    steps = to_round(scene, models, 2)
-    scene.serve(models["dev-1"], scene.announcement(3, steps=steps))
-    member = scene.parties.members["dev-1"]
-    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
-    assert resumed.states.digests() == models["dev-1"].states.digests()
-    assert not resumed._store.has_keys(2)
-    assert resumed._store.pending.keys() == {3}, "they are needed for this round's update and mean"
 
 
 def test_a_restart_before_the_states_are_stored_makes_them_again(scene, models):
@@ -231,18 +205,6 @@ def test_a_mean_of_another_round_is_refused(scene, models):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
 
 
-def test_a_mean_that_arrives_before_its_announcement_is_used(scene, models):
-    device = models["dev-1"]
-    scene.serve(device, scene.announcement(1))
-    step = scene.step(1, {0: ONE})
-    (ref,) = step.means
-    assert not device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
-    announced = scene.announcement(2, steps=(step,))
-    assert device.locate(announced, TRAIN) == {ref.label: ref.transfer}
-    assert device.arrived() == {ref.label: ref.transfer}
-    assert np.abs(device.thetas(announced, TRAIN)[0] - (origins()[0] + 1)).max() < 1e-5
-
-
 def test_an_early_transfer_that_is_not_the_announced_one_is_forgotten(scene, models):
     device = models["dev-1"]
     scene.serve(device, scene.announcement(1))
@@ -268,18 +230,6 @@ def test_an_early_mean_that_is_damaged_is_refused_once_it_is_announced(scene, mo
         device.arrived()
     assert device.take(ref.label, ref.transfer, memoryview(whole))
     assert device.arrived() == {ref.label: ref.transfer}
-
-
-def test_what_has_arrived_is_still_there_when_the_round_is_announced_again(scene, models):
-    device = models["dev-1"]
-    steps = to_round(scene, models, 1)
-    announced = scene.announcement(2, steps=steps)
-    ((label, transfer),) = device.locate(announced, TRAIN).items()
-    assert device.arrived() == {}
-    device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
-    assert device.locate(announced, TRAIN) == device.arrived() == {label: transfer}
-    device.drop(label)
-    assert device.arrived() == {}
 
 
 def test_a_mean_that_a_broker_sends_again_after_its_use_is_ignored(scene, models):
@@ -369,13 +319,6 @@ def test_a_job_masks_with_the_round_s_keys_even_after_the_store_has_erased_them(
     assert context.derive_mask().key_id == context.key_id
 
 
-def test_a_model_that_the_device_does_not_hold_is_left_out_of_its_attachment(scene, models):
-    order = dataclasses.replace(TRAIN, seal=(0, 1))
-    announced = scene.announcement(2, states={0: (0, 0), 1: (1, 1)})
-    scene.serve(models["dev-1"], announced)
-    assert models["dev-1"].context(announced, order).to_seal.keys() == {0}
-
-
 def test_the_next_rounds_mask_is_derived_ahead_of_time(scene, models, monkeypatch):
     device, announced = models["dev-1"], scene.announcement(1)
     scene.serve(device, announced)
@@ -387,15 +330,6 @@ def test_the_next_rounds_mask_is_derived_ahead_of_time(scene, models, monkeypatc
     context = device.context(following, TRAIN)
     assert context.derive_mask().key_id == context.key_id
     assert derived == []
-
-
-def test_no_mask_is_derived_ahead_for_the_final_round_or_for_a_device_that_may_sit_out(tmp_path):
-    scene = Scene(tmp_path / "all", "dev-1", rounds=3)
-    device = scene.device("dev-1")
-    assert device.next_mask(scene.announcement(2)) is not None
-    assert device.next_mask(scene.announcement(3)) is None
-    part = Scene(tmp_path / "part", "dev-1", participation=0.5)
-    assert part.device("dev-1").next_mask(part.announcement(1)) is None
 
 
 # -- key versions --
@@ -453,36 +387,6 @@ def test_a_mean_of_a_version_that_this_device_never_had_makes_it_ask_for_a_check
 
 
 # -- pure parts --
-
-
-def test_the_states_that_an_assignment_needs(scene):
-    held = scene.announcement(4, states={0: (0, 3), 2: (0, 1), SHARED_MODEL: (SHARED_MODEL, 3)}).held
-    both = dataclasses.replace(TRAIN, candidates=(0, 2))
-    assert needed_states(held, both, scene.plan) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
-    assert needed_states(scene.announcement(4).held, TRAIN, scene.plan) == {StateId(0, 3)}
-
-
-def test_where_models_are_added_up_a_device_needs_all_of_them(scene):
-    adding = dataclasses.replace(scene.plan, capabilities=Capabilities(scale=True))
-    held = scene.announcement(4, states={0: (0, 3), 1: (1, 2), 5: (1, 1)}).held
-    assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(1, 2)}
-    place = place_assignment(0, (5,))
-    assert needed_states(held, place, adding) == {StateId(0, 3), StateId(1, 2), StateId(1, 1)}
-
-
-def test_models_to_compare_with_are_fetched_and_given_to_the_job(scene, models):
-    order = dataclasses.replace(TRAIN, compare=(0, 1))
-    first = scene.announcement(1, states={0: (0, 0), 1: (0, 0)})
-    scene.serve(models["dev-1"], first, order)
-    assert len(models["dev-1"].labels_ahead(first, order)) == 2
-    start = {0: ((1.0, 0, 0),), 1: ((1.0, 0, 0),)}
-    announced = scene.announcement(
-        2, states={0: (0, 1), 1: (1, 1)}, steps=(scene.step(1, {0: ONE, 1: 3 * ONE}, terms=start),)
-    )
-    assert needed_states(announced.held, order, scene.plan) == {StateId(0, 1), StateId(1, 1)}
-    thetas = scene.serve(models["dev-1"], announced, order)
-    assert list(thetas) == [0, 1]
-    assert np.abs(thetas[1] - thetas[0] - 2).max() < 1e-5
 
 
 def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):

@@ -11,7 +11,7 @@ from edge_client.followed_run import Run
 from edge_client.learning import watching
 from edge_client.learning.data import Dataset, load, split
 from edge_client.learning.model import Score
-from edge_client.learning.standardisation import local_scale, standardised
+from edge_client.learning.standardisation import standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
 from edge_client.learning.watching import watch_of
@@ -194,21 +194,6 @@ def test_a_damaged_list_of_models_does_not_stop_the_final_round(place, finish):
     assert set(finish().validation) == {FINAL_ID}
 
 
-def test_a_model_of_the_same_run_is_not_measured_twice(place, finish):
-    """The final round may be done again after a restart."""
-    own = OwnModel(1, FINAL_ID, 9, 3, theta(place, 9.0))
-    store = FinishedModels(place.member.directory)
-    store.add(own, [], place.bundle, algorithm="fedavg", at_s=1, figures={FINAL_ID: Validation(9.0, 0, 1, 1)})
-    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
-
-
-def test_other_rounds_measure_nothing(place, finish):
-    add(place, 2)
-    place.factory.follow(place.run())
-    job = place.factory.job(announcement(), TRAINING, {3: theta(place, 0.5)}, Models())
-    assert job(lambda: False).validation == {}
-
-
 def test_a_job_belongs_to_the_run_and_the_round_in_which_it_was_made(place, monkeypatch):
     """The next run may begin while it waits for the worker."""
     seen = []
@@ -260,18 +245,6 @@ def scaled(tmp_path, logistic):
 
 def shares(place):
     return place.factory._context_of.keywords["shares"]
-
-
-def test_a_task_that_standardises_trains_on_samples_in_the_scale_of_the_training_share(scaled):
-    scaled.factory.follow(scaled.run())
-    raw = split(scaled.data, b"reef/dev-1")
-    scale = Scales(scaled.member.directory).load(FINAL_ID)
-    assert scale == local_scale(raw.train.x, FINAL_ID)
-    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
-    assert np.isfinite(shares(scaled).train.x).all()
-    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [
-        "value 2 has the same value in every sample"
-    ]
 
 
 def test_a_restart_takes_the_scale_with_which_the_run_began(scaled):
@@ -515,12 +488,3 @@ def test_the_next_run_of_a_task_takes_a_scale_of_the_data_as_they_are_then(watch
     stored = Scales(watched.member.directory)
     assert stored.load(b"n" * 16).means[0] > 1e4
     assert len(do_job(watched).train) == 30
-
-
-def test_data_that_are_not_watched_are_read_once(place, monkeypatch):
-    seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context.shares))
-    place.factory.follow(place.run())
-    for round_ in (1, 2):
-        place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
-    assert (place.loads, seen[0] is seen[1]) == (1, True)

@@ -213,12 +213,6 @@ MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16
 BYTES = 4 * PLAN.length
 
 
-def test_a_mean_within_the_plan_is_accepted():
-    check_mean(MEAN, PLAN, "", BYTES, 2.0, 2.0)
-    shared = dataclasses.replace(MEAN, run_id=SHARING.run_id, length=5, segment="shared")
-    check_mean(shared, SHARING, "shared", 20, 1.0, 2.0)
-
-
 @pytest.mark.parametrize(
     ("changes", "size", "norm"),
     [

@@ -39,16 +39,6 @@ def later(rounds=1):
     return dataclasses.replace(MARK, round=MARK.round + rounds)
 
 
-def test_the_newest_pending_upload_is_loaded(directory, files):
-    """Two slots are overwritten in turn, also by a shorter upload; a restart continues with the right one."""
-    assert files.load() == EMPTY
-    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
-        files.save(later(rounds), transfer_id(sealed), sealed)
-        expected = PendingUpload(later(rounds), transfer_id(sealed), sealed)
-        assert files.load() == expected
-        assert PendingUploadFiles(directory).load() == expected
-
-
 DAMAGES = [
     lambda d: d[:0],
     lambda d: d[:20],

@@ -8,7 +8,6 @@ import pytest
 from shoal.page.history import (
     MARKED_DEVICES,
     MARKED_ROUNDS,
-    MOST_CLUSTERS,
     MOST_EVENTS,
     MOST_MATRICES,
     MOST_POINTS,
@@ -27,14 +26,6 @@ def history(*records, rounds=60):
 
 def closed(count, devices=DEVICES, **changes):
     return [record(r, devices, **changes) for r in range(1, count + 1)]
-
-
-def test_no_figures_before_round_1():
-    """Before the first round the document has no figures."""
-    found = history().document()
-    assert (found["closed"], found["clusters"], found["cosines"]) == (0, [], [])
-    assert found["points"]["round"] == []
-    assert found["participation"] == {"rounds": [], "devices": [], "omitted": 0}
 
 
 def test_series_have_a_value_a_point():
@@ -80,20 +71,6 @@ def test_thinned_points_are_evenly_spaced():
     assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
 
 
-def test_only_largest_clusters_have_series():
-    devices = names(3 * MOST_CLUSTERS)
-    clusters = {d: min(i, 2 * MOST_CLUSTERS) for i, d in enumerate(devices)}
-    losses = {str(c): 1.0 for c in set(clusters.values())}
-    found = history(record(1, devices, clusters=clusters, cluster_losses=losses)).document()
-    assert len(found["clusters"]) == MOST_CLUSTERS
-    assert found["clusters"][-1] == {
-        "id": 2 * MOST_CLUSTERS,
-        "devices": MOST_CLUSTERS,
-        "loss": [1.0],
-        "accuracy": [None],
-    }
-
-
 def test_marks_tell_answers_apart():
     """Marks tell apart who uploaded declined was missing or left out."""
     run = history(
@@ -133,17 +110,6 @@ def test_events_are_bounded_words():
     assert len(event["text"]) == TEXT_LENGTH
     many = [{"round": 1, "kind": "moved", "device": str(i), "from": 0, "cluster": 1} for i in range(2 * MOST_EVENTS)]
     assert len(history(record(1, DEVICES, events=many)).document()["events"]) == MOST_EVENTS
-
-
-def test_matrices_are_those_of_changes():
-    """Matrices are the first the newest and those of changes."""
-    run = history(*closed(20))
-    found = run.document()["cosines"]
-    assert [c["round"] for c in found] == [1, 6, 14, 20]
-    assert found[0]["clusters"] == [
-        run.document()["tree"]["steps"] and {d: 3 + i % 4 for i, d in enumerate(DEVICES)}[d]
-        for d in found[0]["devices"]
-    ]
 
 
 def test_matrices_are_bounded():

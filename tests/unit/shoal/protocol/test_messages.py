@@ -135,11 +135,6 @@ def test_a_number_that_is_no_member_is_not_encoded():
         encode(dataclasses.replace(ORDER, phase=99))
 
 
-def test_a_member_comes_back_as_one():
-    found = decode(encode(ORDER), Assignment)
-    assert (type(found.phase), type(found.share)) == (Phase, Share)
-
-
 def test_a_device_chooses_among_the_first_candidate_alone_where_the_others_serve_another_end():
     order = dataclasses.replace(ORDER, candidates=(2, 1))
     chosen = {phase: dataclasses.replace(order, phase=phase).scored for phase in Phase}

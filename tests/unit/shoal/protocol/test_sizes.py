@@ -12,8 +12,8 @@ from shoal.errors import WireError
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import MAX_LATER_BYTES, encode
-from shoal.protocol.documents import Member, ReceivingNotice, Roster, SegmentSpec
-from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed, Upload, Vitals
+from shoal.protocol.documents import Member, ReceivingNotice, Roster
+from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed, Vitals
 from shoal.protocol.states import HeldState, Statement, TranscriptHead
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
@@ -81,20 +81,6 @@ def test_longest_notice_fits():
     assert len(signed) <= channels.RECEIVING.largest == limits.MAX_NOTE_BYTES
 
 
-def test_the_longest_answer_fits():
-    control = Control(
-        fleet=LONGEST,
-        device=LONGEST,
-        action=2,
-        run=1,
-        round=1,
-        transfer=bytes(16),
-        missing=tuple(range(1024)),
-        reason="r" * 4096,
-    )
-    assert sealed_bytes(control, "control") <= limits.MAX_CONTROL_BYTES
-
-
 def test_full_roster_of_longest_names_fits():
     """All revoked, and the whole as large as a roster can get."""
     member = Member(LONGEST, bytes(32), bytes(32))
@@ -160,14 +146,6 @@ def test_what_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=plan.max_models * checkpoint)
 
 
-def test_upload_grows_with_the_model():
-    """An upload grows with the model and what is attached."""
-    plan = run_plan()
-    assert sizes.upload_bytes(plan, attached=7) - sizes.upload_bytes(plan) == 7
-    longer = run_plan(segments=(SegmentSpec("cluster", plan.length + 10),))
-    assert sizes.upload_bytes(longer) - sizes.upload_bytes(plan) == 40
-
-
 def test_upload_has_room_for_its_statement():
     """An upload has room for a statement about two states of each model."""
     identity = Identity.generate(LONGEST)
@@ -176,28 +154,3 @@ def test_upload_has_room_for_its_statement():
     signed = sign_document(identity, Statement(LONGEST, bytes(16), 1, LONGEST, states))
     room = sizes.upload_bytes(plan) - limits.SEALED_HEAD_BYTES - 4 * plan.length - 8 * plan.max_models
     assert len(signed) <= room <= len(signed) + 1024
-
-
-def test_longest_header_of_an_upload_fits():
-    """All but the vector, the margins and the statement, which the bound counts for themselves."""
-    header = Upload(
-        fleet=LONGEST,
-        run=1,
-        run_id=bytes(16),
-        round=1,
-        phase=1,
-        nonce=bytes(16),
-        device=LONGEST,
-        recipient=bytes(32),
-        task_digest=bytes(32),
-        mode=LONGEST,
-        key_id=bytes(16),
-        model=1,
-        samples=1,
-        loss=1.0,
-        margins=(),
-        correct=1,
-        tested=1,
-        length=1,
-    )
-    assert sealed_bytes(header, "upload") <= limits.SEALED_HEAD_BYTES

@@ -14,7 +14,6 @@ from shoal.util.files import (
     read_limited,
     read_private,
     remove_unfinished,
-    sync_directory,
     write_atomic,
     write_failed,
     write_private,
@@ -23,15 +22,6 @@ from shoal.util.files import (
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_write_replaces_the_whole_file(tmp_path, durable):
-    path = tmp_path / "file"
-    for data in (b"first", b"", b"x" * 100_000, memoryview(b"last")):
-        write_atomic(path, data, durable=durable)
-        assert path.read_bytes() == bytes(data)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -62,12 +52,6 @@ def test_failed_rename_leaves_no_file(tmp_path):
         write_atomic(tmp_path / "file", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file" / "inner").is_dir()
-
-
-def test_pieces_are_one_file(tmp_path):
-    """Pieces are written in order as one file."""
-    write_atomic(tmp_path / "file", b"head", memoryview(b"body"), b"", b"tail", durable=False)
-    assert (tmp_path / "file").read_bytes() == b"headbodytail"
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
@@ -116,14 +100,6 @@ def test_a_missing_secret_says_what_is_wrong(tmp_path):
     assert "check that it exists" in caught.value.hint
 
 
-def test_existing_directory_stays_as_it_is(tmp_path):
-    """Its owner may have chosen the mode on purpose; the files in it are private by themselves."""
-    tmp_path.chmod(0o755)
-    assert private_directory(tmp_path) == tmp_path
-    assert mode(tmp_path) == 0o755
-    sync_directory(tmp_path)
-
-
 def unfinished(folder, writer, *, old=False):
     path = folder / f".secret.{writer}.new"
     path.write_bytes(b"half")
@@ -147,16 +123,6 @@ def test_unfinished_files_are_removed(tmp_path):
     remove_unfinished(tmp_path)
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in kept)
-
-
-@pytest.mark.parametrize("name", [".thesis.tex.new", ".x.12a.new", ".12.new", ".x.12.newer", "x.12.new"])
-def test_what_is_not_ours_stays(tmp_path, name):
-    """Only names that a write makes, however old the file is."""
-    path = tmp_path / name
-    path.write_text("a draft")
-    os.utime(path, (0, 0))
-    remove_unfinished(tmp_path)
-    assert path.read_text() == "a draft"
 
 
 def test_only_regular_files_are_removed(tmp_path):

@@ -34,15 +34,6 @@ def package(tmp_path, monkeypatch):
 MARK = "_shoal_loads"
 
 
-def test_import_defers_the_module(package):
-    """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it."""
-    assert put_off("heavy_things.one") is True
-    import heavy_things.one  # noqa: F401 - the statement is what is tested
-
-    importlib.import_module("heavy_things.one")
-    assert package == []
-
-
 def test_first_use_loads_the_module(package):
     """The first use loads it and it is the true module from then on."""
     put_off("heavy_things.one")

@@ -271,18 +271,3 @@ def test_a_device_that_chose_a_leaf_by_loss_becomes_its_member():
     assert {n: c.members for n, c in after.clusters.items() if n != 3} == {2: ("dev-2",), 4: ("dev-4",)}
     details = [{"device": d, "cluster": 3, "by": "loss"} for d in ("new-1", "new-2")]
     assert [(e.round, e.kind, e.detail) for e in events] == [(9, "newcomer", d) for d in details]
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        towards(0, "dev-2", model=3),
-        towards(0, "new-1", model=1),
-        towards(0, "new-1", model=3, phase=Phase.TRIAL),
-        towards(0, "new-1", model=3, phase=Phase.SCORE),
-    ],
-    ids=["a member", "a node", "a trial", "only scored"],
-)
-def test_no_other_update_makes_a_member_by_loss(update):
-    state = dataclasses.replace(STATE, unplaced={"new-1": 0})
-    assert join(state, [update], 9) == (state, ())

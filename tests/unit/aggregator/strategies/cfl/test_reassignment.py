@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.cfl.reassignment import MOST_OFFERED, look_due, move, offers
-from aggregator.strategies.cfl.split_validation import Half, Trial
+from aggregator.strategies.cfl.reassignment import move, offers
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster
 from aggregator.strategies.cfl.tree import Node
 from shoal.errors import ConfigError
@@ -17,7 +16,6 @@ from tests.helpers.quadratics import (
     ALG_5,
     DEVICES,
     GOAL,
-    GROUP_OF,
     GROUPS,
     NOISE,
     TRUTH,
@@ -90,34 +88,6 @@ def test_without_looks_devices_stay():
     assert partition(rounds) != TRUTH
 
 
-def test_models_are_offered_in_looks_only():
-    """Models are offered only in rounds of a look."""
-    rounds = cfl(**LOOKING)
-    answer = Quadratic(rounds)
-    for _ in range(15):
-        rounds.step(answer)
-    asked = {r: {len(o.candidates) for r_, _, o in answer.assignments if r_ == r} for r in range(1, 16)}
-    assert {r for r, counts in asked.items() if counts != {1}} == {7, 14}
-    assert asked[14] == {4}
-    assert all(o.candidates[0] in rounds.state.clusters for r, _, o in answer.assignments if r == 14)
-
-
-def test_one_cluster_has_nothing_to_offer():
-    state = CflState({0: Cluster(0, DEVICES, ClusterModel())})
-    assert not look_due(state, CflSettings(look_every=1), 5)
-
-
-def test_check_waits_for_the_look():
-    """A check of a split waits for the look to pass."""
-    rounds = cfl(**{**ALG_5, "merge_every": 5, "look_every": 5})
-    answer = Quadratic(rounds)
-    for _ in range(24):
-        rounds.step(answer)
-    scored = {r for r, _, o in answer.assignments if o.phase == Phase.SCORE}
-    assert scored
-    assert not any(r % 5 == 0 for r in scored)
-
-
 def chain(leaves):
     """Return a state whose tree cuts off one leaf after the other: 1, 2, 3, ... of 100, 101, 102, ..."""
     tree, inner = {}, 100
@@ -137,14 +107,6 @@ def test_nearest_leaves_are_offered_first():
     assert found[3] == (3, 4, 5, 2, 1)
 
 
-def test_every_leaf_comes_up_in_turn():
-    """Every leaf comes up in turn and the nearest always."""
-    looks = [offers(chain(9), turn)[2] for turn in range(6)]
-    assert all(len(models) == 1 + MOST_OFFERED == len(set(models)) for models in looks)
-    assert {models[:3] for models in looks} == {(2, 3, 4)}
-    assert {m for models in looks[:3] for m in models[3:]} == {1, 5, 6, 7, 8, 9}
-
-
 def test_offers_of_many_leaves_are_cheap():
     """Steps up the tree are counted, not seconds."""
 
@@ -159,12 +121,6 @@ def test_offers_of_many_leaves_are_cheap():
     state = CflState({k: Cluster(k, ("a", "b"), ClusterModel()) for k in range(256, 512)}, tree=Counted(tree))
     assert len(offers(state, 0)) == 256
     assert Counted.steps < 3 * 256 * 256
-
-
-def test_leaves_on_trial_are_not_offered():
-    state = chain(4)
-    trial = Trial(2, Half(8, ("dev-2a",), ClusterModel()), Half(9, ("dev-2b",), ClusterModel()), ClusterModel(), {})
-    assert offers(dataclasses.replace(state, trials={2: trial}), 0)[4] == (4, 3, 1)
 
 
 def updates(text, phase=Phase.TRAIN):
@@ -266,16 +222,6 @@ def test_move_that_leaves_one_is_not_made():
     assert not [e for e in rounds.events if e.kind == "moved"]
     leaf = next(c for c in rounds.state.clusters.values() if "dev-71" in c.members)
     assert leaf.slot.version >= rounds.round - 1
-
-
-def test_groups_that_are_right_lose_nobody():
-    rounds = cfl(**LOOKING)
-    answer = Quadratic(rounds)
-    for _ in range(40):
-        rounds.step(answer)
-    assert partition(rounds) == TRUTH
-    assert not [e for e in rounds.events if e.kind == "moved"]
-    assert set(GROUP_OF) == {d for c in rounds.state.clusters.values() for d in c.members}
 
 
 def seal_at(rounds, round_, present=DEVICES):

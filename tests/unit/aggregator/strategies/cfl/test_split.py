@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.numerics.gap import overlap
 from aggregator.numerics.similarity import cosine_matrix
-from aggregator.strategies.cfl.split import Norms, describe, find_cuts, has_gap, noise, settled, statistics_cut
+from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, noise, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
@@ -64,15 +64,6 @@ def test_the_figures_of_a_cut():
         assert figures["intra_min_estimate"][side] <= figures["intra_min"][side]
 
 
-def test_what_can_not_be_computed_is_none():
-    """A side of one device has no pair; one noisier than its own mean has no bound."""
-    cosines = np.eye(4)
-    cosines[1, 2] = cosines[2, 1] = -0.9
-    found = describe(cosines, np.ones(4), ((0,), (1, 2, 3)), 0.0, Norms(0.0, 1.0))
-    assert found["intra_min"] == [None, -0.9]
-    assert found["intra_min_estimate"] == [None, None]
-
-
 @pytest.mark.parametrize(
     ("changes", "least", "found"),
     [({}, 2, True), ({}, 5, False), ({"gamma_max": 0.7}, 2, True), ({"gamma_max": 0.999}, 2, False)],
@@ -83,23 +74,6 @@ def test_where_a_cut_may_not_be_made(changes, least, found):
     rows = rows_about([centre, -centre])
     settings = dataclasses.replace(CflSettings(), **changes)
     assert bool(find_cuts(settings, rows, least, Norms(0.0, 1.0), None)) == found
-
-
-@pytest.mark.parametrize(
-    ("form", "norms", "early", "expected"),
-    [
-        ("absolute", (0.3, 2.0), 0.0, True),
-        ("absolute", (0.5, 2.0), 0.0, False),
-        ("absolute", (0.3, 0.1), 0.0, False),
-        ("relative", (0.3, 1.0), 4.0, True),
-        ("relative", (0.5, 1.0), 4.0, False),
-        ("relative", (0.3, 1.0), 10.0, False),
-    ],
-)
-def test_settled_is_a_small_mean_of_large_updates(form, norms, early, expected):
-    """Eqs 32 and 33, as norms or as shares of the round's largest and of the early rounds' largest."""
-    settings = CflSettings(form=form, eps1=0.4, eps2=0.2)
-    assert settled(settings, Norms(*norms), early) == expected
 
 
 @pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["alg-5", "validated"])
@@ -137,12 +111,6 @@ def test_trace_reports_the_norms_of_every_cluster_in_every_round():
             assert detail["mean_norm"] == pytest.approx(float(np.linalg.norm(mean)), rel=1e-4, abs=1e-6)
             assert detail["max_norm"] == max(c.norm for c in mine)
     assert partition(rounds) == TRUTH
-
-
-def test_without_trace_no_norms_are_reported():
-    rounds = cfl(**ALG_5)
-    run_until_quiet(rounds, Quadratic(rounds), most=12)
-    assert "norms" not in {e.kind for e in rounds.events}
 
 
 class Masked(Quadratic):

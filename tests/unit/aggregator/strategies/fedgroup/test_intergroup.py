@@ -157,16 +157,6 @@ def test_length_that_is_missing_is_an_error():
         length_after([contribution("dev-0", np.ones(D))], ClusterModel(), ClusterModel(), "samples")
 
 
-def test_no_length_is_asked_for_without_it():
-    """Nobody is asked for a length without it."""
-    strategy = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3}), DEVICES).strategy
-    rounds = World().rounds
-    rounds.step(lambda d, _o, r: contribution(d, GOALS[TRUTH[d]], round=r, model=3, phase=Phase.PRETRAIN))
-    asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
-    silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
-    assert (asked, silent) == ({True}, {False})
-
-
 def test_a_negative_rate_is_refused():
     with pytest.raises(ConfigError, match="eta_g"):
         Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)

@@ -158,15 +158,6 @@ def test_no_look_without_use():
     assert kinds(rounds) == []
 
 
-def test_too_few_for_two_are_one_group():
-    """Too few devices for two means are one group."""
-    rounds = rounds_of()
-    for _ in range(2):
-        rounds.step(Fleet(), present=DEVICES[:5])
-    assert kinds(rounds) == []
-    assert rounds.state.search.trained == 2
-
-
 def test_small_groups_join_another():
     """Small groups count in k and join another."""
     vectors = {**APART, "dev-11": (RNG.standard_normal(LENGTH) * 5).astype(np.float32)}

@@ -70,16 +70,6 @@ def test_model_is_not_refilled_at_any_price():
     assert rounds.events == []
 
 
-@pytest.mark.parametrize("least", [1, 3])
-def test_papers_ifca_leaves_empty_models(least):
-    """Means of one device, as in the paper: nothing is refilled. Nor is a model that enough devices choose."""
-    rounds = given_k(min_contributors=least)
-    for _ in range(6):
-        rounds.step(all_but({2} if least == 1 else set()))
-    assert rounds.events == []
-    assert rounds.state.slots[2].version == (0 if least == 1 else 6)
-
-
 def test_nothing_counts_before_all_chose():
     """Nothing is counted before all devices have chosen."""
     rounds = given_k()

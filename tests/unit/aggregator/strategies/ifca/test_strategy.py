@@ -47,27 +47,11 @@ def expected(present, j, how):
             return weighted / sum(SAMPLES[d] for d in chosen)
 
 
-@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
-@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
-def test_each_model_moves_by_its_own_devices(how, present):
-    rounds = ifca(normalise=how)
-    rounds.step(answer, present)
-    for j, slot in enumerate(rounds.state.slots):
-        np.testing.assert_allclose(rounds.theta(slot), expected(present, j, how), rtol=1e-5)
-        assert rounds.states[slot.origin].model == j
-
-
 @pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
 def test_the_papers_normalisation_is_the_default(option, how):
     rounds = ifca(option=option, local=GRADIENT)
     rounds.step(answer)
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[1]), expected(DEVICES, 1, how), rtol=1e-5)
-
-
-def test_an_empty_cluster_keeps_its_model():
-    rounds = ifca()
-    rounds.step(answer, present=("dev-0", "dev-3"))
-    assert [slot.version for slot in rounds.state.slots] == [1, 0]
 
 
 def test_a_cluster_of_too_few_keeps_its_model():
@@ -134,51 +118,12 @@ def test_one_false_loss_does_not_choose_the_start(lie):
     assert rounds.events[-1].detail["start"] == 1
 
 
-def test_a_start_without_an_answer_is_never_the_best():
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(lambda *_: None)
-    rounds.step(losing((9.9, 9.9)))
-    assert rounds.events[-1].detail["start"] == 1
-
-
-def test_sizes_of_a_start_are_reported():
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(losing((0.5, 0.5)))
-    assert rounds.events[0].detail["sizes"] == [3, 3]
-
-
 def test_the_last_round_of_a_start_reports_its_own_clusters():
     """The outcome of that round has its choices, by the ids of its own models, though the start ends with it."""
     rounds = ifca(restarts=2, restart_rounds=1)
     for first in (0, 2):
         outcome = rounds.step(losing((0.5, 0.4)))
         assert outcome.clusters == {device: first + j for device, j in CHOICE.items()}
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
-def test_dump_and_load_change_nothing_later(after):
-    """The state is dumped and loaded in mid-start, between starts and after the choice."""
-    results = []
-    for reload in (False, True):
-        rounds = ifca(restarts=3, restart_rounds=2)
-        for i in range(9):
-            if reload and i == after:
-                rounds.reload()
-            rounds.step(losing((0.5, 0.3, 0.9)))
-        results.append(
-            ([rounds.theta(s).tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
-        )
-    assert results[0] == results[1]
-
-
-def test_the_final_round_offers_every_model_of_the_kept_start():
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(losing((0.5, 0.1)))
-    rounds.step(losing((0.5, 0.1)))
-    plan = rounds.strategy.final(rounds.state, 9, DEVICES)
-    assert set(plan.models) == {2, 3}
-    assert plan.assignments["dev-0"].candidates == (2, 3)
-    assert plan.final
 
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
@@ -230,22 +175,3 @@ def test_too_few_participants_move_nothing():
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1"))
     assert rounds.state.shared == ClusterModel()
-
-
-def test_the_plan_has_the_shared_segment_once():
-    """Two small models and one shared; put together they are whole vectors in the order of the segments."""
-    rounds = ifca(segments=PARTS[::-1])
-    rounds.step(answer)
-    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
-    parts = rounds.theta(plan.models[1], "cluster"), rounds.theta(plan.shared, "shared")
-    assert [len(part) for part in parts] == [2, 4]
-    np.testing.assert_array_equal(rounds.whole(plan, 1), np.concatenate(parts))
-    assert rounds.strategy.final(rounds.state, 21, DEVICES).shared is rounds.state.shared
-
-
-def test_a_model_that_only_the_shared_segment_moved_keeps_its_own():
-    rounds = ifca(segments=PARTS)
-    rounds.step(answer, present=("dev-0", "dev-3"))
-    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
-    assert rounds.whole(plan, 1)[4:].tolist() == [0.0, 0.0]
-    assert rounds.whole(plan, 1)[:4].any()

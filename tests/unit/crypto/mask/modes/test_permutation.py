@@ -7,10 +7,8 @@ import pytest
 
 from crypto.mask.modes.permutation import (
     BLOCK,
-    BLOCKED_FROM,
     BlockedPermutation,
     Permutation,
-    from_index,
 )
 from crypto.mask.stream import permutation
 
@@ -32,11 +30,6 @@ def test_both_layouts_gather_and_undo(layout: type[Permutation] | type[BlockedPe
     np.testing.assert_array_equal(out, source[index])
     np.testing.assert_array_equal(back, source)
     assert transform.length == length
-
-
-def test_the_layout_changes_with_the_length() -> None:
-    assert isinstance(from_index(np.arange(100)), Permutation)
-    assert isinstance(from_index(np.arange(BLOCKED_FROM)), BlockedPermutation)
 
 
 def test_one_index_is_one_permutation() -> None:

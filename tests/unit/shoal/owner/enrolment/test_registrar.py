@@ -13,7 +13,7 @@ from shoal.membership.directory import load_receiving
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
@@ -126,16 +126,6 @@ def test_next_command_finishes_an_approval(scene, monkeypatch, again):
     assert rosters_of(scene) == ["dev-1"]
 
 
-def test_approving_twice_publishes_again(scene):
-    """Though the request is gone: the broker may have lost both."""
-    token, held = approved(scene)
-    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
-    scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
-    scene.broker.pump()
-    assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret
-    assert rosters_of(scene) == ["dev-1"]
-
-
 def test_fleet_is_locked_until_published(scene):
     """Otherwise a program with newer keys could publish them first, and ours would replace them."""
     found = []
@@ -192,17 +182,6 @@ def test_tokens_stay_until_cleared(scene):
         scene.tokens.find(token_id(token.secret))
 
 
-def test_two_programs_forget_the_same_tokens(scene):
-    token = scene.token()
-    late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
-    stores = [TokenStore(another(scene)) for _ in range(2)]
-    found = [store.old(late_s, scene.complaints.append) for store in stores]
-    for store, names in zip(stores, found, strict=True):
-        store.forget(names)
-    assert found == [[token_id(token.secret)]] * 2
-    assert list((scene.owner.path / TOKENS).iterdir()) == []
-
-
 def test_damaged_token_affects_no_other(scene):
     """A request with it is refused with a hint; other devices are admitted."""
     token = scene.token()
@@ -250,14 +229,6 @@ def test_drawing_approval_reaches_everybody(scene):
     assert scene.server.next.broadcast_key == newcomer.grant.broadcast_key
     assert not newcomer.take_grant(keys_left_for(scene, "dev-2")), "its grant had them"
     assert rosters_of(scene) == ["dev-1", "dev-2"]
-
-
-def test_early_approval_keeps_the_keys(scene):
-    """Before the first run an approval leaves the keys as they are."""
-    scene.enrol("dev-1")
-    scene.enrol("dev-2")
-    assert scene.owner.roster.keys_since == 0
-    assert not [topic for topic in scene.broker.retained if topic.startswith(TOPICS.keys("dev"))]
 
 
 def test_several_approvals_share_one_draw(scene):

@@ -17,7 +17,6 @@ from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, Untruste
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
-from shoal.owner.keys.run_files import RUNS
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant
@@ -134,16 +133,6 @@ def test_reading_sees_a_journaled_change_without_waiting_for_the_lock(fleet, mon
     assert not (fleet.path / CHANGE_FILE).exists()
 
 
-def test_reading_writes_nothing(fleet):
-    """So `show` works on a read-only disk; the next change removes the leftovers of a killed program."""
-    leftover = fleet.path / f".{SECRETS_FILE}.4194000.new"
-    leftover.write_bytes(b"half")
-    FleetDirectory(fleet.path)
-    assert leftover.exists()
-    fleet.renew()
-    assert not leftover.exists()
-
-
 def test_a_run_number_is_never_allocated_twice(fleet):
     """Also if its file was moved to the aggregator, or never written."""
     first, path = sign(fleet)
@@ -151,20 +140,6 @@ def test_a_run_number_is_never_allocated_twice(fleet):
     make_plan(fleet, BUNDLE, OPTIONS)
     third, _ = sign(FleetDirectory(fleet.path))
     assert (first.run, third.run) == (1, 3)
-
-
-def test_the_number_of_a_run_file_is_not_allocated_again(fleet):
-    """The file may come from a backup that is newer than the secrets."""
-    (fleet.path / RUNS / "000007.run").write_bytes(b"x")
-    assert sign(fleet)[0].run == 8
-
-
-@pytest.mark.parametrize("name", ["backup.run", "1.run", "000001.run.old", "-00001.run"])
-def test_a_stray_file_among_the_runs_takes_no_number(fleet, name):
-    (fleet.path / RUNS / name).write_bytes(b"x")
-    assert sign(fleet)[0].run == 1
-    fleet.rotate()
-    fleet.revoke("dev-1")
 
 
 def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):

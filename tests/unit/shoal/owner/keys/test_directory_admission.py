@@ -42,13 +42,6 @@ def numbers(fleet):
     return {name: fleet.receiving.of(name).number for name in fleet.roster.active()}
 
 
-def test_before_first_run_nothing_is_drawn(fleet):
-    before = fleet.secrets
-    fleet.add_devices([CARDS["dev-2"], CARDS["dev-3"]])
-    assert fleet.secrets == before
-    assert (fleet.roster.keys_since, numbers(fleet)) == (0, dict.fromkeys(CARDS, 1))
-
-
 def test_admission_draws_every_secret_once(trained):
     before, sequence = trained.secrets, trained.roster.sequence
     trained.add_device(CARDS["dev-2"])
@@ -58,17 +51,6 @@ def test_admission_draws_every_secret_once(trained):
     assert again.secrets.next_run == before.next_run
     assert again.roster.active() == ("dev-1", "dev-2")
     assert numbers(again) == {"dev-1": 2, "dev-2": 1}, "a newcomer's first key is for these secrets"
-
-
-def test_many_devices_share_one_draw(trained):
-    sequence = trained.roster.sequence
-    trained.add_devices([CARDS["dev-2"], CARDS["dev-3"]])
-    assert (trained.roster.sequence, trained.roster.keys_since) == (sequence + 1, sequence + 1)
-    assert numbers(trained) == {"dev-1": 2, "dev-2": 1, "dev-3": 1}
-    after = trained.secrets
-    for name in ("dev-2", "dev-3"):
-        trained.add_device(CARDS[name])
-    assert FleetDirectory(trained.path).secrets == after, "they are listed: only their grants are written"
 
 
 def test_listed_device_gets_secrets_again(trained):

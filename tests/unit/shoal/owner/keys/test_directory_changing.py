@@ -70,15 +70,6 @@ def cards_of(*names):
     return [device_card(Identity.generate(name)) for name in names]
 
 
-def test_many_devices_take_one_signature(fleet):
-    """Many devices join the roster with one signature."""
-    before = fleet.roster
-    fleet.add_devices(cards_of("dev-a", "dev-b", "dev-c"))
-    assert fleet.roster.sequence == before.sequence + 1
-    assert [d.name for d in fleet.roster.devices[len(before.devices) :]] == ["dev-a", "dev-b", "dev-c"]
-    assert FleetDirectory(fleet.path).roster == fleet.roster
-
-
 @pytest.mark.parametrize("names", [("dev-a", "dev-a"), ("dev-a", "owner"), ("dev-a", "dev-0")])
 def test_one_refused_name_joins_nobody(fleet, names):
     """Of many devices none joins where one name is refused."""

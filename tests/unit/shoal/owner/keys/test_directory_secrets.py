@@ -68,17 +68,6 @@ def test_a_rotation_draws_every_secret_and_keeps_the_run_numbers(fleet):
     assert fleet.roster.revoked == ()
 
 
-def test_rotation_renews_everybodys_grant(fleet, tmp_path):
-    old = {p.name: p.read_bytes() for p in (fleet.path / "grants").iterdir()}
-    fleet.rotate()
-    new = {p.name: p.read_bytes() for p in (fleet.path / "grants").iterdir()}
-    assert old.keys() == new.keys()
-    assert all(old[name] != new[name] for name in old)
-    member = enrolment.join(tmp_path / "dev-1", new["dev-1.grant"], fleet.fingerprint)
-    assert member.grant.version_secret == fleet.secrets.version_secret
-    assert member.grant.keys_since == fleet.roster.keys_since
-
-
 @pytest.mark.parametrize("half", [False, True], ids=["before either file", "between the files"])
 def test_a_rotation_is_whole_or_not_at_all(fleet, half):
     """The journal of a crash is carried out when the directory is opened again: secrets and roster belong together."""

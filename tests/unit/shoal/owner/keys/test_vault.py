@@ -109,18 +109,6 @@ def test_owners_key_decides(tmp_path):
     assert is_under_passphrase(tmp_path)
 
 
-def test_change_is_in_force_at_once(vault, tmp_path):
-    """A change is in force at once and its journal remains until the end."""
-    assert not vault.is_changing
-    vault.change(NEW, b"new roster")
-    assert vault.is_changing
-    assert vault.state() == (NEW, b"new roster")
-    vault.end_change()
-    assert not vault.is_changing
-    assert not (tmp_path / "owner" / CHANGE_FILE).exists()
-    assert vault.state() == (NEW, b"new roster")
-
-
 class PowerCutError(BaseException):
     """Ends a change in the middle."""
 
@@ -162,13 +150,6 @@ def test_change_without_journal_is_void(vault, monkeypatch):
         with pytest.raises(PowerCutError):
             vault.change(NEW, b"new roster")
     assert not vault.is_changing
-    assert vault.state() == (OLD, b"old roster")
-
-
-def test_without_a_journal_nothing_to_do(vault):
-    """Without a journal there is nothing to carry out."""
-    assert not vault.carry_out()
-    vault.end_change()
     assert vault.state() == (OLD, b"old roster")
 
 

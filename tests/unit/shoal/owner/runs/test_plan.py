@@ -86,15 +86,6 @@ def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
     assert (plan.local, plan.pretrain) == (of_task, own)
 
 
-def test_a_seed_is_used_as_it_is_and_drawn_if_there_is_none(fleet):
-    """Zero is a seed. The id of the run is drawn in any case."""
-    fixed = [draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, seed=0)) for _ in range(2)]
-    drawn = [draft_plan(fleet, BUNDLE, OPTIONS) for _ in range(4)]
-    assert [plan.seed for plan in fixed] == [0, 0]
-    assert len({plan.seed for plan in drawn}) > 1
-    assert len({plan.run_id for plan in fixed + drawn}) == 6
-
-
 def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
     for add in (
@@ -149,14 +140,6 @@ def round_0(fleet, plan, number=None):
     key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
     key.skip_to_run(number or plan.run)
     return GroupKey("reef", "content", key.begin_run(plan.run_id).take().content)
-
-
-def test_a_plan_names_the_key_version_and_allocates_a_run_number_alone(fleet):
-    fleet.rotate()
-    before = fleet.secrets
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
-    assert (plan.run, plan.key_version) == (before.next_run, fleet.roster.keys_since)
-    assert FleetDirectory(fleet.path).secrets == dataclasses.replace(before, next_run=plan.run + 1)
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
