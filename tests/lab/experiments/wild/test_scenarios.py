@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from shoal_lab.experiments.wild import images, scenarios
+from shoal_lab.experiments.wild import images, scenarios, tables
+from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS
 
 from shoal.protocol.recipe import DEFAULTS
@@ -53,3 +54,11 @@ def test_drifting_devices_take_another_group():
     some, before = SCENARIOS["drift-some"].later, SCENARIOS["drift-some"].groups
     assert [i for i, (a, b) in enumerate(zip(before, some, strict=True)) if a != b] == [0, 5, 10, 15]
     assert SCENARIOS["drift-all"].later == tuple((g + 1) % 4 for g in SCENARIOS["drift-all"].groups)
+
+
+def test_the_last_data_are_the_later_ones():
+    before, later = (tables.deal(SCENARIOS["table-iris"], seed=seed).population for seed in (0, 1))
+    assert [Fleet(population=before, network=None, local=None, later=at).last for at in (None, later)] == [
+        before,
+        later,
+    ]

@@ -20,6 +20,7 @@ from edge_client.protocol.round_state import (
     Reconnected,
     Remind,
     RoundState,
+    RunDone,
     Send,
     SetTimer,
     Stage,
@@ -190,6 +191,17 @@ def test_an_announcement_beyond_the_plan_changes_nothing(bad):
     with pytest.raises(UntrustedError):
         step(state, Announced(bad))
     assert after(LOCATED, ARRIVED, state=state)[0].stage is Stage.WORKING
+
+
+def test_an_answer_of_the_final_round_outlives_a_restart():
+    """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
+    sent = (1, 6, b"\6" * 16)
+    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
+    state, _ = step(RoundState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
+    state, actions = step(state, Announced(FINAL))
+    assert actions == (RunDone(PLAN),)
+    assert (state.stage, state.done) == (Stage.IDLE, True)
+    assert step(state, Announced(FINAL)) == (state, ())
 
 
 def test_a_final_upload_whose_model_is_lost_is_worked_for_again():

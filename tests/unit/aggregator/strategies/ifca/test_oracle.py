@@ -266,6 +266,16 @@ def test_the_strategy_computes_alg_2(case, segments, mode):
     assert presence[0] == drawn(fleet.run, 1, DEVICES)
 
 
+@pytest.mark.parametrize("segments", [WHOLE, PARTS], ids=["whole", "shared+cluster"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_mask_changes_not_one_bit(case, segments):
+    masked, *_ = driven(segments=segments, **CASES[case])
+    clear, *_ = driven(segments=segments, mode="none", **CASES[case])
+    assert masked.models().tobytes() == clear.models().tobytes()
+    assert masked.state.choice == clear.state.choice
+    assert {m: v.tobytes() for m, v in masked.seen.items()} != {m: v.tobytes() for m, v in clear.seen.items()}
+
+
 def test_the_oracle_tells_sharing_from_not_sharing():
     """The comparison above would notice if the shared segment were averaged within clusters only."""
     whole, parts = driven(segments=WHOLE)[0].models(), driven(segments=PARTS)[0].models()
