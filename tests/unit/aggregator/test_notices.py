@@ -61,14 +61,6 @@ def test_no_run_or_order_is_said_once(board):
     assert board.says() == []
 
 
-def test_choice_is_passed_on_as_signed(board):
-    """A choice of models is passed on as signed."""
-    board.orders.choose(b"signed by the owner")
-    (notice,) = board.says()
-    assert notice.choice == b"signed by the owner"
-    assert OwnerOrders(board.orders._directory).choice == b"signed by the owner", "also after a restart"
-
-
 def test_repeated_for_new_key_or_broker(board):
     """A newer broadcast key and a broker that was away repeat it."""
     board.says()

@@ -52,14 +52,3 @@ def test_each_mean_and_checkpoint_is_published_once_and_named_in_the_announcemen
     assert later.steps[0].means == before.means
     assert later.steps[0].step == dataclasses.replace(before.step, open=()), "only the newest step names open states"
     assert [s[2] for s in broker.sent] == [1, 1, 2]
-
-
-def test_all_is_published_again_under_another_broadcast_key():
-    broker = Broker()
-    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
-    held = rounds(2, seal=lambda _: "dev-1")
-    announced(relayed, held)
-    count = len(broker.sent)
-    relayed.clear()
-    announced(relayed, held)
-    assert len(broker.sent) == 2 * count

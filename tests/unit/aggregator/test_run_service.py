@@ -37,15 +37,6 @@ def test_new_run_waits_for_its_devices(scene):
     assert scene.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
 
 
-def test_after_a_complete_round_no_disk_wait(scene):
-    """Devices work meanwhile; the uploads from which the closed round follows are durable."""
-    scene.come("dev-1", "dev-2")
-    scene.order.clear()
-    scene.upload("dev-1", "dev-2")
-    assert scene.order == ["announce", "snapshot"]
-    assert [r["round"] for r in scene.records()] == [1]
-
-
 def test_after_a_missing_device_disk_first(scene):
     """After a restart the deadline would close that round with other uploads."""
     scene.come("dev-1", "dev-2")
@@ -168,14 +159,6 @@ def test_revoked_device_is_heard_no_more(scene, caplog):
     assert scene.state.present == ("dev-1",)
     assert "dev-2 is not in the roster" in reasons(caplog)
     assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
-
-
-def test_unchanged_roster_is_not_published(scene):
-    """A roster that changes nothing is not published again."""
-    scene.line.take()
-    scene.service.reload_roster()
-    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
-    assert scene.line.take() == []
 
 
 def test_stalled_transfers_at_intervals(scene):

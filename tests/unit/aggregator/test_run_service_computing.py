@@ -45,19 +45,6 @@ def scene(tmp_path):
     made.service.close()
 
 
-def test_long_close_is_computed_elsewhere(scene):
-    """A long close is computed elsewhere and the uploads are acknowledged at once."""
-    scene.upload(*DEVICES)
-    assert scene.service.computing
-    assert scene.state.round == 1
-    assert scene.answers() == [("dev-1", Action.ACK), ("dev-2", Action.ACK)]
-    assert scene.records() == []
-    scene.numerics.finish()
-    assert not scene.service.computing
-    assert scene.state.round == 2
-    assert [r["contributed"] for r in scene.records()] == [2]
-
-
 def test_the_state_says_computing(scene):
     assert not scene.service.facts().computing
     scene.upload("dev-1")

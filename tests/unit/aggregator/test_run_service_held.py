@@ -72,39 +72,6 @@ def test_another_bit_leads_to_a_checkpoint(fleet):
     assert len(digests(fleet)) == 1
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-def test_away_device_comes_back(tmp_path, rounds):
-    """A device that was away comes back through means or a checkpoint."""
-    fleet = RoundFleet(tmp_path, 4, rounds=10)
-    fleet.come(*fleet.devices)
-    fleet.round()
-    fleet.leave("dev-2")
-    for _ in range(rounds):
-        fleet.round()
-    fleet.come("dev-2")
-    fleet.finish()
-    away = [r["round"] for r in fleet.records() if "dev-2" not in r["norms"]]
-    # The round that is open when it comes back, and, after more than two missed ones, the round that orders a checkpoint.
-    assert away[:rounds] == list(range(2, 2 + rounds))
-    assert len(away) <= rounds + 2
-    assert fleet.records()[-1]["contributed"] == 4
-    assert not fleet.devices["dev-2"].declined
-    assert len(digests(fleet)) == 1
-    fleet.service.close()
-
-
-def test_drawn_devices_get_their_model(tmp_path):
-    """With participation every drawn device gets its model."""
-    fleet = RoundFleet(tmp_path, 5, participation=0.4, rounds=12)
-    fleet.come(*fleet.devices)
-    fleet.finish()
-    assert [r["contributed"] for r in fleet.records()] == [2] * 12 + [5]
-    assert [r["declined"] for r in fleet.records()] == [{}] * 13
-    assert all(r["out_of_step"] == {} for r in fleet.records())
-    assert len(digests(fleet)) == 1
-    fleet.service.close()
-
-
 def test_newer_version_at_next_announcement(fleet):
     """A newer key version takes effect with the next announcement."""
     fleet.come(*fleet.devices)
@@ -155,25 +122,6 @@ def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
     assert records[-1]["contributed"] == 5
     assert len(digests(fleet, "dev-4", "dev-5")) == 1
     assert fleet.devices["dev-4"].declined == []
-    fleet.service.close()
-
-
-def test_newcomer_trains_from_a_checkpoint(tmp_path):
-    """Its presence comes after the first round, so it has no origin; the owner has drawn a version for it."""
-    fleet = RoundFleet(tmp_path, 4, rounds=8)
-    late = fleet.devices["dev-4"]
-    late.states = late.states.keep(())
-    fleet.come("dev-1", "dev-2", "dev-3")
-    fleet.now_s += 30
-    fleet.service.tick(fleet.now_s)
-    fleet.round()
-    fleet.round()
-    fleet.come("dev-4")
-    fleet.finish()
-    # The aggregator can't know that it never had the origin: it declines once, and gets a checkpoint sealed after that.
-    assert len(late.declined) <= 1
-    assert fleet.records()[-1]["contributed"] == 4
-    assert len(digests(fleet)) == 1
     fleet.service.close()
 
 

@@ -3,8 +3,7 @@
 import dataclasses
 
 from aggregator.persistent import PersistentSet
-from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Left, Ordered, WentOffline
-from aggregator.rounds.orders import Order
+from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Left, WentOffline
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL
 from aggregator.shortage import TOO_SMALL_HINT, shortage
 from shoal.protocol.messages import DeclineReason
@@ -86,11 +85,3 @@ def test_devices_without_models_are_too_few():
     alone = dataclasses.replace(state, devices=PersistentSet(("dev-1", *newcomers)))
     assert shortage(alone).reason.endswith("2 must, to certify them for the others")
     assert shortage(alone).hint.startswith("end the run")
-
-
-def test_a_paused_run_lacks_no_device():
-    engine, state = opened()
-    state, _ = engine.handle(state, Ordered(Order.PAUSE))
-    state, _ = give(engine, state, *state.waiting)
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    assert shortage(state) is None

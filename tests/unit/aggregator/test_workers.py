@@ -84,16 +84,6 @@ def test_failed_job_is_raised_at_the_call(made, error):
     assert driver.called == ["job next", "back next"]
 
 
-def test_untaken_job_hands_nothing_back(made):
-    """A job without a taker hands nothing back."""
-    driver = made()
-    driver.workers.submit(lambda: driver.called.append("job"))
-    driver.submit("next")
-    driver.call_back()
-    assert driver.called == ["job", "job next", "back next"]
-    assert driver.handed.empty()
-
-
 def test_closed_workers_call_nothing(made):
     """The store that the callback would use is closed by then, and the run is not served any more."""
     driver = made()

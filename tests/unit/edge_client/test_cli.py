@@ -20,7 +20,6 @@ from shoal.util.locks import exclusive
 from tests.helpers.parties import Parties
 
 CONNECTED = {"connected": True, "broker": "mqtt://reef:1883", "since": "2026-11-18T11:06:40Z"}
-CHOICE = {"choice": "cluster"}
 FULL = StorageError("can't write x: No space left on device", hint="free some space")
 
 
@@ -101,15 +100,6 @@ def test_device_whose_broker_is_away_says_so(directory, said):
     with exclusive(directory, wait_s=0, hint=""):
         cli.status(directory)
     assert "running, not connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z" in said()[0]
-
-
-@pytest.mark.parametrize("connection", [None, "x", [1], {}])
-def test_a_damaged_connection_counts_as_none(directory, said, connection):
-    DeviceState(directory).save_status({"stage": "idle", "connection": connection})
-    with exclusive(directory, wait_s=0, hint=""):
-        cli.status(directory, json=True)
-    assert (found := data(said))["connected"] is False
-    assert found["stage"] == "idle"
 
 
 def test_stopped_by_its_disk_says_why(directory, said):
@@ -210,13 +200,6 @@ def chosen(monkeypatch, logistic):
 def inputs(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)))
     return tmp_path / "d.npz"
-
-
-def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
-    cli.predict(tmp_path, inputs)
-    assert said() == (["0", "0"], [])
-    cli.predict(tmp_path, inputs, json=True)
-    assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False, **CHOICE}
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,6 @@ def test_node_on_path_answers_if_asked_for(bundle, data, node, answer):
     assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False, "choice": choice}
 
 
-def test_ensemble_sums_all_outputs(bundle, data):
-    """The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1."""
-    assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
-
-
 def test_node_and_ensemble_contradict(bundle, data):
     """One node and the ensemble contradict each other."""
     with pytest.raises(ConfigError, match=r"^one node or the ensemble of all, not both$") as caught:
@@ -177,12 +172,6 @@ def test_live_model_answers_if_asked(directory, bundle, live, data):
     chosen = choose(directory, live=True)
     assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
     assert predict(directory, data, live=True).tolist() == [2, 2, 2]
-
-
-def test_live_model_answers_at_first(directory, live, data):
-    """The model under way answers while no run has finished."""
-    assert choose(directory).live
-    assert predict(directory, data).tolist() == [2, 2, 2]
 
 
 def test_model_of_another_run_is_refused(directory, live):

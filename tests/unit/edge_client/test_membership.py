@@ -8,8 +8,8 @@ import pytest
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from crypto.seal.signed import sign_document
-from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership, init
-from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership
+from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import encode
@@ -60,15 +60,6 @@ def test_former_member_has_no_place(member, how):
     with pytest.raises(UntrustedError, match=r"^dev-2 is not in the fleet's roster any more$") as caught:
         _ = member.index
     assert caught.value.hint == REVOKED_HINT
-
-
-def test_no_grant_no_fleet(tmp_path):
-    """A directory without a grant belongs to no fleet."""
-    init(tmp_path / "new", "dev-9")
-    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
-        DeviceMembership(tmp_path / "new")
-    with pytest.raises(ConfigError, match="holds keys already"):
-        init(tmp_path / "new", "dev-9")
 
 
 # ------------------------------------------------------------------------------------------------ keys by version
@@ -288,12 +279,6 @@ def own_roster(parties, *, to="dev-2", recipient="dev-2", signer=None, fleet="re
     key = parties.members[to].identity.member.seal_key
     payload = memoryview(seal_to_member(signer or parties.server.identity, key, head, b"signed"))
     return payload, Fingerprint.of(payload).signed
-
-
-def test_roster_opens_without_broadcast_key(parties, member):
-    """A roster for this device is opened without a broadcast key."""
-    member.group = GroupKey("reef", "broadcast", bytes(32))
-    assert member.open_own_roster(*own_roster(parties)) == b"signed"
 
 
 @pytest.mark.parametrize(

@@ -211,17 +211,6 @@ def test_scoring_round_keeps_the_model(place):
     assert place.saved() == (3, 4)
 
 
-def test_model_stays_due_until_durable(place, monkeypatch):
-    """A model stays due until it is saved durably."""
-    saves = []
-    place.begin()
-    place.note()
-    monkeypatch.setattr(place.files, "save_model", lambda _model, *, durable: saves.append(durable))
-    for durable in (False, False, True, True, False):
-        place.results.save_model(0.0, durable=durable)
-    assert saves == [False, False, True]
-
-
 def test_final_model_is_durable_at_once(place):
     """The final model is durable at once and joins the finished ones."""
     place.begin()
@@ -288,18 +277,3 @@ def test_slow_clock_is_shown_until_right(place, caplog):
     assert caplog.text.count("this machine's clock is at least 2 h behind the aggregator's") == 1
     place.results.compare_clock(now_s)
     assert "clock" not in place.status()
-
-
-def test_model_no_better_is_shown(place):
-    """A finished model that is no better is shown."""
-    place.begin()
-    place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
-    assert place.status()["warnings"] == ["it has learned nothing; train longer"]
-
-
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])
-def test_status_names_the_executor(place, executor):
-    """The status file names the executor if there is one."""
-    results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
-    results.publish(at(Stage.IDLE), 0.0, force=True)
-    assert place.files.load_status().get("executor", "") == executor

@@ -13,7 +13,6 @@ from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Action, Control, Decline, DeclineReason, Presence, Vitals
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.announced import TRAINING, announcement
@@ -78,14 +77,6 @@ def reasons(caplog):
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
-
-
-def test_device_listens_to_its_topics_alone(place):
-    """A device listens to what is for all and to its own topics alone."""
-    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE)
-    own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
-    assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
-    assert place.line.sent == [], "nothing is published before the connection"
 
 
 def test_connection_publishes_twice(place):

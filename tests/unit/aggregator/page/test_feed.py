@@ -17,11 +17,6 @@ def place(tmp_path, monkeypatch):
         yield made
 
 
-def test_no_snapshot_before_the_first_facts(place):
-    """Before the first facts there is no snapshot."""
-    assert place.feed.current() is None
-
-
 def test_snapshot_has_status_and_rounds(place):
     """A snapshot has the status and the rounds read so far."""
     place.close_rounds(2)
@@ -32,12 +27,6 @@ def test_snapshot_has_status_and_rounds(place):
     assert snapshot.totals.uploads == 8
     assert snapshot.clusters == {0: 4}
     assert [c.loss for c in snapshot.status.run.clusters] == [pytest.approx(place.store.records()[-1]["loss"])]
-
-
-def test_many_requests_build_one_snapshot(place, monkeypatch):
-    monkeypatch.setattr(feed_module, "UPDATE_S", 60.0)
-    place.publish()
-    assert place.feed.current() is place.feed.current()
 
 
 def test_packed_rounds_are_read_once(place):

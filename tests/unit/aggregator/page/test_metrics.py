@@ -70,15 +70,6 @@ def test_the_values_are_those_of_the_fleet(place):
     assert found["shoal_process_resident_memory_bytes"] > 1e6
 
 
-def test_the_least_accuracy_of_a_device(place):
-    place.publish()
-    assert "shoal_device_accuracy_min" not in families(place), "no device has been tested"
-    place.close_rounds(1, device_accuracy={"dev-000": [9, 10], "dev-001": [1, 4], "dev-002": [0, 0]})
-    place.close_rounds(1, device_accuracy={})
-    place.publish()
-    assert values(place)["shoal_device_accuracy_min", ()] == 0.25
-
-
 def test_worst_condition_is_shown(place):
     """The worst condition of the devices that report it."""
     place.publish()

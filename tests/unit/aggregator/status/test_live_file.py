@@ -67,16 +67,6 @@ def test_written_at_a_bounded_rate(tmp_path, watch, file, monkeypatch):
     assert len(set(written)) == len(looked) == 10 / WRITE_EVERY_S
 
 
-def test_changed_connection_does_not_wait(tmp_path, file):
-    """A change of connection or run does not wait."""
-    file.keep_up(lambda: None, 0.0)
-    file.keep_up(lambda: RUN, 0.1)
-    assert read_live(tmp_path).run is None
-    file.hurry()
-    file.keep_up(lambda: RUN, 0.2)
-    assert read_live(tmp_path).run == RUN
-
-
 def test_an_unchanged_file_is_only_touched(tmp_path, file):
     file.keep_up(lambda: None, 0.0)
     path = tmp_path / LIVE_FILE

@@ -4,7 +4,7 @@ import pytest
 
 from aggregator.status.facts import DeviceStatus
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
-from shoal.protocol.messages import DeclineReason, Presence, doubted_field
+from shoal.protocol.messages import DeclineReason, Presence
 from shoal.transport.base import Connected, Disconnected, Message
 
 
@@ -33,24 +33,6 @@ def says(online, sent_at_s=5000, version="0.1.0"):
 def come(devices, presence, *, retained=False, settled=True):
     devices.came(presence, retained=retained, settled=settled)
     return devices.devices["dev-1"]
-
-
-def test_guess_is_said_until_it_is_none(devices):
-    """A device says that its model is a guess until it says no more."""
-    doubted = Presence("reef", "dev-1", 7, True, later=doubted_field(True))
-    assert come(devices, doubted).doubted
-    assert come(devices, says(False)).doubted, "a will is the broker's word"
-    assert not come(devices, says(True)).doubted
-
-
-@pytest.mark.parametrize(
-    ("sent_at_s", "settled", "ahead_s"),
-    [(5700, True, 700), (5700, False, 700), (4300, True, -700), (4300, False, None), (0, True, None)],
-    ids=["ahead", "ahead, though it may be late", "behind", "perhaps late", "of an earlier version"],
-)
-def test_clock_is_compared_when_fresh(devices, sent_at_s, settled, ahead_s):
-    """A clock is compared where the message is fresh."""
-    assert come(devices, says(True, sent_at_s), settled=settled).clock_ahead_s == ahead_s
 
 
 @pytest.mark.parametrize("version", ["\x1b[2J", "1" * 33, "1.0\n", ""])

@@ -1,7 +1,6 @@
 """A backup of an aggregator's directory: whole at any time, refused if it is altered or older, and harmless if it is old."""
 
 import dataclasses
-import time
 
 import pytest
 
@@ -216,14 +215,3 @@ def test_never_written_over_another_file(server, tmp_path):
     with pytest.raises(NotEnrolledError):
         save(tmp_path, tmp_path.parent / "file-of-nothing")
     assert not (server / "backup.last").exists()
-
-
-def test_time_of_restore_is_kept(server, tmp_path):
-    """The time of the restore is kept by later requests."""
-    save(server, tmp_path / "file")
-    restore(tmp_path / "file", tmp_path / "again")
-    assert read_orders(server).restored_at_s == 0
-    OwnerOrders(tmp_path / "again").accept(8, RUN, Order.STOP)
-    orders = read_orders(tmp_path / "again")
-    assert (orders.accepted, orders.of(RUN)) == (8, Order.STOP)
-    assert 0 <= time.time() - orders.restored_at_s < 60

@@ -78,12 +78,6 @@ def test_only_durable_uploads_count(folder, store):
     assert [uploads_stored(folder, r) for r in (1, 2)] == [1, 0]
 
 
-def test_key_version_is_that_of_last_round(folder, store):
-    for version, round_ in ((3, 1), (5, 2)):
-        snapshot(store, version, round_)
-        assert read_key_version(folder) == version
-
-
 def test_other_snapshot_head_is_damage(folder, store):
     """A snapshot head of another form is damage."""
     snapshot(store)

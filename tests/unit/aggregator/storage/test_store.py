@@ -116,19 +116,6 @@ def test_an_altered_vector_is_refused(open_store, folder, at):
         store.uploads(1)
 
 
-def test_report_without_vector_is_empty(open_store, folder):
-    """A report without a vector takes no bytes."""
-    store = open_store()
-    header, _ = upload("dev-1")
-    header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
-    append_upload(store, header, memoryview(b""), 0.0, digest_of(header, b""))
-    (given,) = store.commit()
-    assert given.vector is None
-    assert not sum(path.stat().st_size for path in (folder / "updates").iterdir())
-    (again,) = store.uploads(1)
-    assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
-
-
 def test_same_upload_has_one_row(open_store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
     store = open_store()
@@ -158,24 +145,6 @@ def test_everything_is_private(open_store, folder):
 # ---------------------------------------------------------------------------------------------------- snapshots
 
 METADATA = ResumeMetadata(KEY_VERSION, Watched({"train": 1.5}))
-
-
-def test_a_snapshot_comes_back_as_it_was(open_store):
-    """Of 2 vectors that are equal one file is written, and both names lead to it."""
-    store, vector = open_store(), VECTORS["dev-1"]
-    state = Encoded({"a": [1, "x"]}, {"one": vector, "two": vector.copy(), "other": VECTORS["dev-2"]})
-    store.snapshot(4, DEVICES, state, METADATA)
-    snapshot = open_store().restore()
-    assert (snapshot.round, snapshot.available, snapshot.metadata) == (4, DEVICES, METADATA)
-    assert snapshot.document == state.document
-    assert {name: v.tobytes() for name, v in snapshot.vectors.items()} == {
-        name: v.tobytes() for name, v in state.arrays.items()
-    }
-    assert len(list((store.directory / "vectors").iterdir())) == 2
-
-
-def test_there_is_no_snapshot_before_first(open_store):
-    assert open_store().restore() is None
 
 
 def test_altered_vector_is_noticed(open_store, folder):
@@ -260,16 +229,6 @@ def test_end_of_a_run_erases_every_update(open_store, folder):
 
 
 # ---------------------------------------------------------------------------------------------------- records
-
-
-def test_last_record_of_a_round_counts(open_store, folder):
-    """Records come back in order and the last word counts."""
-    store = open_store()
-    assert read_records(folder) == []
-    for round_, loss in ((2, 0.5), (1, 0.9), (2, 0.4)):
-        store.record(round_, {"round": round_, "loss": loss})
-    expected = [{"round": 1, "loss": 0.9}, {"round": 2, "loss": 0.4}]
-    assert store.records() == read_records(folder) == expected
 
 
 def test_missing_run_has_no_records(tmp_path):

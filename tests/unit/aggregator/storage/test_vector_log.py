@@ -10,7 +10,7 @@ import pytest
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.rows import RESIDENT_BYTES
 from aggregator.numerics.similarity import gram
-from aggregator.storage.vector_log import FIRST_MAPPED_BYTES, UpdateFiles
+from aggregator.storage.vector_log import UpdateFiles
 from tests.helpers.processes import memory_bytes
 
 D = 50_000
@@ -80,16 +80,6 @@ def test_reading_keeps_few_pages(files_on_disk, work):
     assert memory_bytes("RssFile") - before < RESIDENT_BYTES
     expected = (MANY - 1) / 2 if work == "mean" else D * 2.0 * 3.0
     assert (result[0] if work == "mean" else result[2, 3]) == pytest.approx(expected)
-
-
-def test_closed_file_is_as_long_as_its_data(files, tmp_path):
-    """A file is as long as what it holds once it is closed."""
-    store(files, 2)
-    file = tmp_path / "000001.f32"
-    assert file.stat().st_size == FIRST_MAPPED_BYTES
-    assert file.stat().st_blocks * 512 < FIRST_MAPPED_BYTES
-    files.release()
-    assert file.stat().st_size == 2 * 4 * D
 
 
 def test_file_that_was_cut_is_not_lengthened(files, tmp_path):

@@ -53,37 +53,6 @@ def files(store):
     return sorted(p.name for p in store._folder.iterdir())
 
 
-def test_model_comes_back_with_its_figures(store):
-    """A finished model comes back with its task and figures."""
-    above = own_model(1, cluster=4)
-    add(store, 1, 0.9, above=[above])
-    model, task, models = store.answering()
-    assert task.digest == TASK.digest == model.task
-    assert [m.cluster for m in models] == [4, 0]
-    assert all(np.array_equal(m.theta, above.theta) for m in models)
-    assert model.document() == {
-        "run": 1,
-        "run_id": "01" * 16,
-        "round": 9,
-        "algorithm": "fedavg",
-        "cluster": 0,
-        "task_digest": TASK.digest.hex(),
-        "finished_at": "2027-01-15T08:00:01Z",
-        "validation_loss": 1.0,
-        "validation_accuracy": 0.9,
-        "validation_samples": 100,
-    }
-
-
-def test_other_tasks_are_not_compared(store):
-    """Models of another task are not compared."""
-    add(store, 1, 0.99)
-    add(store, 2, 0.3, task=OTHER_TASK)
-    assert run_in_use(store) == 2
-    add(store, 3, 0.5)
-    assert run_in_use(store) == 1
-
-
 @pytest.mark.parametrize(
     ("losses", "expected"), [([0.5, 0.4], 2), ([0.4, 0.5], 1), ([0.5, float("nan")], 1), ([float("inf"), 3.0], 2)]
 )

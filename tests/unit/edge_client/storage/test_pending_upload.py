@@ -29,11 +29,6 @@ def files(directory):
     return PendingUploadFiles(directory)
 
 
-def test_newcomers_mark_is_empty(files):
-    """A device that never took part has an empty mark."""
-    assert files.load() == EMPTY
-
-
 def later(rounds=1):
     """Return the mark ``rounds`` rounds on."""
     return dataclasses.replace(MARK, round=MARK.round + rounds)
@@ -132,15 +127,6 @@ def of_round(rounds):
         sealed,
         Residual.of(vector, run_id=b"r" * 16, round_=rounds, model=0, transfer=transfer),
     )
-
-
-def test_upload_and_residual_are_one_write(directory, files):
-    """An upload and its residual are stored together."""
-    files.load()
-    for rounds in (3, 1, 2):
-        files.save(*of_round(rounds))
-        assert files.load() in (PendingUpload(*of_round(3)), PendingUpload(*of_round(rounds)))
-    assert PendingUploadFiles(directory).load() == PendingUpload(*of_round(3))
 
 
 def test_no_residual_from_an_older_upload(files):

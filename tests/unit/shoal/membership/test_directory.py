@@ -105,13 +105,6 @@ def signed_roster(owners, /, **changes):
     return sign_document(owners.owner, dataclasses.replace(owners.roster, **changes))
 
 
-def test_a_newer_roster_is_taken_up_and_kept(fleet, device):
-    fleet.renew()
-    assert device.adopt(fleet.roster_bytes)
-    assert not device.adopt(fleet.roster_bytes)
-    assert DeviceMembership(device.directory).roster.sequence == fleet.roster.sequence
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [({"sequence": 1}, "rollback"), ({"expires_at_s": 1}, "expired"), ({"fleet": "other"}, "of fleet 'other'")],

@@ -1,7 +1,6 @@
 """A run's history: figures of the pictures, in a bounded size."""
 
 import json
-from itertools import pairwise
 
 import pytest
 
@@ -9,7 +8,6 @@ from shoal.page.history import (
     MARKED_DEVICES,
     MARKED_ROUNDS,
     MOST_EVENTS,
-    MOST_MATRICES,
     MOST_POINTS,
     TEXT_LENGTH,
     RunHistory,
@@ -40,10 +38,6 @@ def test_series_have_a_value_a_point():
     assert by_id[1]["accuracy"][:5] == [None] * 5
 
 
-def test_a_round_without_uploads_has_no_loss():
-    assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
-
-
 def test_values_beyond_json_are_null():
     """Values that json can't hold are null."""
     found = history(record(1, DEVICES, loss=float("nan"), cluster_losses={"0": float("inf")})).document()
@@ -62,13 +56,6 @@ def test_long_run_has_bounded_points():
             assert len(rounds) <= 2 * MOST_POINTS + 1
             assert rounds == sorted(set(rounds))
     assert run.totals.rounds == 7_777
-
-
-def test_thinned_points_are_evenly_spaced():
-    """Points of a thinned run are evenly spaced."""
-    run = history(*({"round": r, "loss": 1.0} for r in range(1, 2_000)), rounds=2_000)
-    rounds = run.document()["points"]["round"]
-    assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
 
 
 def test_marks_tell_answers_apart():
@@ -112,23 +99,8 @@ def test_events_are_bounded_words():
     assert len(history(record(1, DEVICES, events=many)).document()["events"]) == MOST_EVENTS
 
 
-def test_matrices_are_bounded():
-    """Matrices are bounded when every round changes the clusters."""
-    run = history(*(record(r, DEVICES, clusters=dict.fromkeys(DEVICES, r)) for r in range(1, 50)))
-    rounds = [c["round"] for c in run.document()["cosines"]]
-    assert len(rounds) <= MOST_MATRICES
-    assert (rounds[0], rounds[-1]) == (1, 49)
-
-
 @pytest.mark.slow
 def test_document_of_a_long_run_is_small():
     """The document of a long run of 100 devices is small."""
     run = history(*closed(1_200, names(100)), rounds=1_200)
     assert len(json.dumps(run.document())) < 150_000
-
-
-def test_records_need_only_a_round():
-    """Records of a simulation need only a round."""
-    found = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()
-    assert found["points"]["accuracy"] == [None, 0.5]
-    assert found["points"]["loss"] == [None, 2.0]

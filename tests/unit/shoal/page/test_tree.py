@@ -12,12 +12,6 @@ def grown(*rounds):
     return tree.document()
 
 
-def test_newcomer_is_in_size_and_in_no_flow():
-    found = grown({"a": 0}, {"a": 0, "b": 0})
-    assert [s["sizes"] for s in found["steps"]] == [[(0, 1)], [(0, 2)]]
-    assert found["flows"] == [[[0, 0, 1]]]
-
-
 def test_round_without_clusters_is_left_out():
     tree = ClusterTree()
     assert (tree.add(1, {"a": 0}), tree.add(2, {}), tree.add(3, {"a": 0}), tree.add(4, {"a": 1})) == (

@@ -35,15 +35,6 @@ def test_the_header_is_these_52_bytes() -> None:
     assert transfer_id(PAYLOAD) == name
 
 
-def test_payload_that_fits_is_one_chunk() -> None:
-    """A payload that fits is one chunk and a packet is never too large."""
-    assert len(split(b"x", kind=ChunkKind.ROUND, round=0)) == 1
-    assert len(split(bytes(limits.CHUNK_BYTES), kind=ChunkKind.UPLOAD, round=0)) == 1
-    assert len(split(bytes(limits.CHUNK_BYTES + 1), kind=ChunkKind.UPLOAD, round=0)) == 2
-    largest = split(bytes(MAX_CHUNK_BYTES + 1), kind=ChunkKind.UPLOAD, round=0, chunk_bytes=MAX_CHUNK_BYTES)
-    assert max(map(len, largest)) <= limits.MAX_PACKET_BYTES
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -45,15 +45,6 @@ def test_large_transfer_is_mapped_lazily() -> None:
     assert found[-1].payload.readonly
 
 
-def test_a_duplicate_is_ignored_and_counted() -> None:
-    one = Reassembler()
-    first, second, third = chunks()
-    for chunk in (first, first, second, first):
-        assert one.add("a", chunk, 0.0) is None
-    assert one.refused["duplicate"] == 2
-    assert one.add("a", third, 0.0) is not None
-
-
 def test_sources_and_rounds_do_not_mix() -> None:
     one = Reassembler()
     first, second, third = chunks()
@@ -103,18 +94,6 @@ def test_malformed_and_oversized_are_counted() -> None:
         one.add("a", chunks()[0], 0.0)
     assert dict(one.refused) == {"malformed": 1, "oversized": 1}
     assert len(one) == 0
-
-
-def test_fifth_transfer_displaces_the_oldest() -> None:
-    """A fifth transfer of a source displaces its oldest."""
-    one = Reassembler(max_per_source=4)
-    for number in range(5):
-        one.add("a", chunks(bytes([number]) * 2560)[0], float(number))
-    assert len(one) == 4
-    assert one.refused["displaced"] == 1
-    gone = chunks(bytes([0]) * 2560)
-    one.drop("a")
-    assert one.add("a", gone[1], 9.0) is None
 
 
 @pytest.mark.slow
@@ -249,17 +228,3 @@ def test_trickling_transfer_is_dropped() -> None:
     assert one.expire(10.0) == [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (2,))]
     assert len(one) == one.held_bytes == 0
     assert one.refused["expired"] == 1
-
-
-def test_drop_forgets_one_or_all() -> None:
-    """Drop forgets one transfer or all of a source."""
-    one = Reassembler()
-    other = bytes(2560)
-    one.add("a", chunks()[0], 0.0)
-    one.add("a", chunks(other)[0], 0.0)
-    one.add("b", chunks()[0], 0.0)
-    assert one.drop("a", transfer_id(other)) == 1
-    assert one.drop("a") == 1
-    assert one.drop("a") == one.drop("unknown") == 0
-    assert len(one) == 1
-    assert SMALL < one.held_bytes <= cost_bytes(SMALL)

@@ -8,31 +8,17 @@ from crypto.seal.identity import Identity
 from crypto.seal.receiving import ReceivingSecrets
 from crypto.seal.signed import sign_document
 from shoal import limits
-from shoal.errors import WireError
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import MAX_LATER_BYTES, encode
 from shoal.protocol.documents import Member, ReceivingNotice, Roster
-from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed, Vitals
-from shoal.protocol.states import HeldState, Statement, TranscriptHead
+from shoal.protocol.messages import Sealed
+from shoal.protocol.states import HeldState, Statement
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
 
 LONGEST = "n" * limits.MAX_NAME_CHARS
 ENVELOPE_BYTES = 8 + 32 + 16 + 4 + 64
-
-
-VITALS = Vitals(
-    uptime_s=1,
-    disk_free_bytes=1,
-    memory_bytes=1,
-    memory_free_bytes=1,
-    load=1.0,
-    cores=1,
-    temperature_c=1.0,
-    battery_percent=1,
-    charging=True,
-)
 
 
 def longest(number):
@@ -43,34 +29,6 @@ def sealed_bytes(message, purpose):
     """Return the size of a sealed message with as many later fields as it may have."""
     message = dataclasses.replace(message, later=((1, bytes(MAX_LATER_BYTES - 4)),))
     return ENVELOPE_BYTES + len(encode(Sealed(LONGEST, purpose, LONGEST, LONGEST))) + len(encode(message))
-
-
-@pytest.mark.parametrize(
-    ("purpose", "message"),
-    [
-        ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(DeclineReason.DATA))),
-        (
-            "reminder",
-            Reminder(
-                fleet=LONGEST,
-                device=LONGEST,
-                run_id=bytes(16),
-                round=1,
-                transfer=bytes(16),
-                digest=bytes(32),
-                size=1,
-                chunk_bytes=1024,
-                turn=1,
-            ),
-        ),
-        (
-            "presence",
-            Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1, TranscriptHead(bytes(16), 1, bytes(32)), 1, VITALS),
-        ),
-    ],
-)
-def test_the_longest_note_fits(purpose, message):
-    assert sealed_bytes(message, purpose) <= limits.MAX_NOTE_BYTES
 
 
 def test_longest_notice_fits():
@@ -104,13 +62,6 @@ def test_full_roster_of_longest_names_fits():
     assert size <= sizes.roster_bytes(1000)
     whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * (sizes.MEMBER_BYTES + sizes.NAME_BYTES)
     assert sizes.roster_bytes(limits.MAX_DEVICES) == whole < limits.MAX_GRANT_BYTES
-
-
-def test_names_are_what_the_bounds_count():
-    with pytest.raises(WireError):
-        Member("n" * (limits.MAX_NAME_CHARS + 1), bytes(32), bytes(32))
-    with pytest.raises(WireError):
-        Member("ä", bytes(32), bytes(32))
 
 
 ALGORITHMS = [("fedavg", {}), ("ifca", {"settings": {"k": "2"}}), ("cfl", {})]

@@ -5,10 +5,8 @@ import threading
 
 import pytest
 
-from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.base import Message
 from shoal.transport.inbox import BATCH_EVENTS, Inbox
-
-BACKLOG = 2 * BATCH_EVENTS + 3
 
 
 def drain(inbox, most=BATCH_EVENTS):
@@ -17,23 +15,6 @@ def drain(inbox, most=BATCH_EVENTS):
     while batch := list(inbox.batch(0.01, most)):
         batches.append(batch)
     return batches
-
-
-@pytest.mark.parametrize("kind", ["message", "callback", "connection", "stop"])
-def test_long_backlog_comes_out_in_order(kind):
-    """A backlog longer than a batch comes out whole and in order."""
-    make = {
-        "message": lambda i: Message("t", str(i).encode()),
-        "callback": lambda i: lambda: i,
-        "connection": lambda i: Disconnected(str(i)) if i % 2 else Connected(session_present=True),
-        "stop": lambda _: None,
-    }[kind]
-    inbox, items = Inbox(), [make(i) for i in range(BACKLOG)]
-    for item in items:
-        inbox.put(item)
-    batches = drain(inbox)
-    assert [len(b) for b in batches] == [BATCH_EVENTS, BATCH_EVENTS, 3]
-    assert [i for b in batches for i in b] == items
 
 
 def test_last_queued_is_acknowledged_first():

@@ -43,20 +43,6 @@ def test_retained_reach_late_subscribers() -> None:
     assert broker.retained == {}
 
 
-def test_overlapping_filters_deliver_once() -> None:
-    """Overlapping filters deliver once and unsubscribe works."""
-    broker = LoopbackBroker()
-    reader = Peer(broker, "r", "t/#", "t/+")
-    reader.transport.publish("t/1", b"x")
-    broker.pump()
-    assert len(reader.messages()) == 1
-    reader.transport.unsubscribe("t/#")
-    reader.transport.unsubscribe("t/+")
-    reader.transport.publish("t/1", b"x")
-    broker.pump()
-    assert reader.messages() == []
-
-
 def test_lost_connection_publishes_the_will() -> None:
     """A lost connection publishes the will and a goodbye does not."""
     broker = LoopbackBroker()
@@ -85,17 +71,6 @@ def test_session_keeps_what_came_meanwhile() -> None:
     broker.reconnect("r")
     broker.pump()
     assert reader.events == [Connected(session_present=True), Message("t", b"1")]
-
-
-def test_without_offline_queues_it_is_lost() -> None:
-    broker = LoopbackBroker(queue_offline=False)
-    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    broker.disconnect("r")
-    writer.transport.publish("t", b"1")
-    broker.pump()
-    broker.reconnect("r")
-    broker.pump()
-    assert reader.messages() == []
 
 
 def test_qos_0_passes_by_an_absent_client() -> None:
@@ -131,35 +106,6 @@ def test_qos_0_is_lost_with_the_connection(loss: str) -> None:
     expected = [b"once", b"assured"] if loss == "goodbye" else [b"assured"]
     assert [message.payload for message in reader.messages()] == expected
     assert writer.transport.pending() == 0
-
-
-def test_publishes_wait_for_their_client() -> None:
-    """Publishes of a disconnected client wait for it."""
-    broker = LoopbackBroker()
-    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    broker.disconnect("w")
-    writer.transport.publish("t", b"1")
-    broker.advance(60.0)
-    assert writer.transport.pending() == 1
-    assert reader.messages() == []
-    broker.reconnect("w")
-    broker.pump()
-    assert reader.messages() == [Message("t", b"1")]
-    assert writer.transport.pending() == 0
-
-
-def test_retained_again_for_a_new_process() -> None:
-    """Retained messages are sent again to a new process but not after a reconnection."""
-    broker = LoopbackBroker()
-    Peer(broker, "w").transport.publish("keep", b"x", retain=True)
-    reader = Peer(broker, "r", "keep")
-    reader.messages()
-    broker.disconnect("r")
-    broker.reconnect("r")
-    broker.pump()
-    assert reader.messages() == []
-    reader.transport.close()
-    assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
 
 
 def test_changed_subscriptions_hold() -> None:
@@ -229,19 +175,6 @@ def test_an_oversized_publish_is_refused() -> None:
     peer = Peer(LoopbackBroker(), "a")
     with pytest.raises(WireError, match="above the limit"):
         peer.transport.publish("t", bytes(limits.MAX_PACKET_BYTES))
-
-
-def test_a_delay_passes_on_virtual_time_only() -> None:
-    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(2.0, 2.0))], seed=1))
-    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    writer.transport.publish("t", b"x")
-    broker.advance(1.9)
-    assert reader.messages() == []
-    assert broker.next_due_s() == 2.0
-    broker.advance(0.1)
-    assert reader.messages() == [Message("t", b"x")]
-    assert broker.now_s == pytest.approx(2.0)
-    assert broker.next_due_s() is None
 
 
 def test_answers_happen_at_their_own_time() -> None:

@@ -9,7 +9,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.transport.mqtt_connection import WINDOW, Link, LinkOptions, Publish
+from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
 from tests.helpers.scripted_broker import ACCEPT_V3, ACCEPT_V5
 
 DISCONNECT = bytes([0xE0])
@@ -151,20 +151,6 @@ def test_greeting_has_will_and_our_limits(peers):
 def test_over_3_1_1_session_is_clean_or_not(peers, expiry_s, clean):
     greeting = peers(protocol=MQTTProtocolVersion.MQTTv311, session_expiry_s=expiry_s).connect(ACCEPT_V3)
     assert (greeting[LEVEL], greeting[FLAGS]) == (4, clean)
-
-
-def test_smaller_window_counts(peers):
-    """The window is the smaller of the brokers and ours."""
-    one, other = peers(), peers()
-    one.connect(accept(receive_maximum=2))
-    other.connect(accept())
-    assert not peers().link.has_room, "offline"
-    for link, room in ((one, 2), (other, WINDOW)):
-        for _ in range(room):
-            assert link.link.has_room
-            link.publish(b"x")
-        assert not link.link.has_room
-        assert link.link.inflight == room
 
 
 def test_acknowledgement_makes_room(peers):
@@ -373,10 +359,3 @@ def test_a_refused_subscription_is_logged(peers, caplog):
     with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
         one.until(lambda: caplog.records)
     assert [r.getMessage() for r in caplog.records] == ["the broker refused a subscription: Not authorized"]
-
-
-def test_small_packets_are_not_held_back(peers):
-    """Nagle's algorithm would add tens of milliseconds to every round trip."""
-    one = peers()
-    one.connect()
-    assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

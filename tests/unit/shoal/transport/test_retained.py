@@ -46,14 +46,6 @@ def joined(transport):
     return bytes(done.payload)
 
 
-def test_long_payload_takes_a_topic_a_chunk(publisher, transport):
-    """A long payload is retained in a topic a chunk."""
-    publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
-    assert list(transport.retained) == ["s/round/0", "s/round/1", "s/round/2"]
-    assert publisher.topics() == ("s/round/0", "s/round/1", "s/round/2")
-    assert joined(transport) == LONG
-
-
 @pytest.mark.parametrize(("first", "second"), [(LONG, SHORT), (SHORT, LONG), (LONG + LONG, LONG)])
 def test_later_payload_leaves_no_old_chunk(publisher, transport, first, second):
     """A later payload leaves no chunk of the earlier one."""

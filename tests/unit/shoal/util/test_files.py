@@ -1,13 +1,11 @@
 """Files that survive: old bytes or new ones, private from the first moment, and no litter."""
 
-import errno
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
-from shoal.errors import ConfigError, IntegrityError, StorageError, UntrustedError, WireError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, WireError
 from shoal.util.files import (
     named,
     private_directory,
@@ -15,7 +13,6 @@ from shoal.util.files import (
     read_private,
     remove_unfinished,
     write_atomic,
-    write_failed,
     write_private,
 )
 
@@ -43,15 +40,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
-
-
-def test_failed_rename_leaves_no_file(tmp_path):
-    """The target is a directory, so the rename fails."""
-    (tmp_path / "file" / "inner").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="can't write"):
-        write_atomic(tmp_path / "file", b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file" / "inner").is_dir()
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
@@ -162,17 +150,6 @@ def test_file_in_place_of_a_directory(tmp_path):
         assert "has this name" in caught.value.hint
     with pytest.raises(ConfigError, match="Not a directory"):
         write_atomic(tmp_path / "file" / "below", b"new")
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "status"),
-    [(errno.ENOSPC, StorageError, 9), (errno.EIO, StorageError, 9), (errno.EACCES, ConfigError, 3)],
-)
-def test_full_disk_is_no_wrong_configuration(number, kind, status):
-    """A service that ends for it is worth starting again; one that may not write there is not."""
-    error = write_failed(Path("file"), OSError(number, os.strerror(number)))
-    assert (type(error), error.exit_code) == (kind, status)
-    assert str(error) == f"can't write file: {os.strerror(number)}"
 
 
 def test_damage_is_told_with_the_files_name(tmp_path):

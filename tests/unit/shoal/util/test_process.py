@@ -68,13 +68,6 @@ def test_missing_name_is_attribute_error(package):
     assert heavy_things.one.VALUE == 1
 
 
-def test_its_siblings_are_imported_as_ever(package):
-    put_off("heavy_things.one")
-    from heavy_things import two
-
-    assert (two.VALUE, package) == (2, ["heavy_things.two"])
-
-
 def test_what_is_loaded_stays_as_it_is(package):
     import heavy_things.one
 
@@ -82,11 +75,6 @@ def test_what_is_loaded_stays_as_it_is(package):
     assert put_off("heavy_things.one") is False
     assert put_off("sys") is False
     assert sys.modules["heavy_things.one"] is heavy_things.one is before
-
-
-def test_putting_off_twice_is_once(package):
-    assert (put_off("heavy_things.one"), put_off("heavy_things.one")) == (True, False)
-    assert package == []
 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all", "heavy_things.three"])

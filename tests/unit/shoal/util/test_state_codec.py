@@ -155,12 +155,6 @@ def test_unfit_document_is_refused_by_path(path, value, message):
         decode_state(State, changed(path, value))
 
 
-def test_class_raises_its_own_error():
-    """The class refuses values with its own error."""
-    with pytest.raises(TaskError, match="a negative id"):
-        decode_state(State, changed(["parts", 0, "id"], -1))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -50,17 +50,6 @@ def number(scene):
     return peek_grant(delivered(scene)).receiving
 
 
-def test_each_delivery_has_its_own_key(scene, device):
-    """Each delivery is sealed to another key."""
-    for _ in range(12):
-        offer(scene, device)
-        scene.owner.rotate()
-        first = device.receiving.first
-        assert device.take_grant(delivered(scene))
-        assert device.receiving.first > first
-    assert scene.complaints == []
-
-
 def test_repeated_notice_locks_nobody_out(scene, device):
     """An old notice that the broker repeats locks nobody out."""
     old = offer(scene, device)

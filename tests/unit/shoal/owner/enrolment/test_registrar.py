@@ -107,25 +107,6 @@ def test_open_program_approves_no_revoked(scene):
     assert granted(scene, token, None) is None
 
 
-@pytest.mark.parametrize("again", ["devices", "approve"])
-def test_next_command_finishes_an_approval(scene, monkeypatch, again):
-    """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
-    token = scene.token()
-    asking = scene.ask(token)
-    registrar = scene.sit()
-    with monkeypatch.context() as patched:
-        patched.setattr(registrar, "_answer", cut)
-        with pytest.raises(PowerCutError):
-            registrar.approve(scene.print_of(), NOW_S)
-    assert not asking.granted
-    later = scene.sit(fleet=another(scene))
-    if again == "approve":
-        assert later.approve(scene.print_of(), NOW_S).name == "dev-1"
-    scene.broker.pump()
-    assert asking.granted
-    assert rosters_of(scene) == ["dev-1"]
-
-
 def test_fleet_is_locked_until_published(scene):
     """Otherwise a program with newer keys could publish them first, and ours would replace them."""
     found = []

@@ -13,7 +13,7 @@ import pytest
 
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
-from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError, UsageError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
@@ -189,12 +189,6 @@ def test_a_fleet_with_an_invalid_name_or_address_leaves_no_directory(tmp_path, n
     assert not (tmp_path / "owner").exists()
 
 
-def test_a_directory_without_a_fleet_says_how_to_make_one(tmp_path):
-    with pytest.raises(NotEnrolledError, match="holds no fleet") as caught:
-        FleetDirectory(tmp_path)
-    assert caught.value.hint == "shoal-fleet init DIR --name NAME --broker URL"
-
-
 def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fleet, devices):
     before, card = fleet.roster, device_card(devices["dev-1"])
     path = fleet.add_device(card, fingerprint(devices["dev-1"].member).upper() + " ")
@@ -324,16 +318,6 @@ def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, kind, messag
         fleet.revoke(name)
     assert caught.value.hint == "shoal-fleet show lists the devices"
     assert reopened(fleet).secrets == before
-
-
-def test_renewing_changes_the_dates_and_the_sequence_alone(fleet):
-    before, secrets = fleet.roster, fleet.secrets
-    fleet.renew()
-    after = reopened(fleet)
-    changed = {"sequence": before.sequence, "issued_at_s": before.issued_at_s, "expires_at_s": before.expires_at_s}
-    assert after.roster.sequence == before.sequence + 1
-    assert dataclasses.replace(after.roster, **changed) == before
-    assert after.secrets == secrets
 
 
 def test_a_roster_of_another_owner_in_the_directory_is_damage(fleet, tmp_path):

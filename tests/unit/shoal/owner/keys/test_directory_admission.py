@@ -99,18 +99,6 @@ def test_the_owner_keeps_the_secret_as_drawn(trained):
     assert (again.next_run, again.reveal()) == (1, key.reveal())
 
 
-def test_grant_has_the_newest_version_alone(trained, tmp_path):
-    """A newcomer derives the keys that the others derive from it, and no key of an earlier version."""
-    old = trained.version_key
-    card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()
-    member = devices.join(tmp_path / "dev-9", trained.add_device(card).read_bytes(), trained.fingerprint)
-    owners, own = trained.version_key, member.version_key(trained.roster.keys_since)
-    for key in (owners, own):
-        key.skip_to_run(5)
-    assert own.begin_run(b"run").take().content == owners.begin_run(b"run").take().content
-    assert old.reveal() not in b"".join(p.read_bytes() for p in member.directory.iterdir() if p.is_file())
-
-
 def test_others_grants_have_the_new_secrets(tmp_path, fleet):
     """Grant files of the others hold the new secrets."""
     card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()

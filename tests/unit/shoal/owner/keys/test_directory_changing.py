@@ -59,13 +59,6 @@ def test_ever_changing_fleet_is_left_alone(fleet, monkeypatch):
     fleet.add_device(card)
 
 
-def test_nested_change_needs_no_second_lock(fleet):
-    """A change inside a change needs no second lock."""
-    with fleet.changing():
-        run = fleet.take_run()
-        assert fleet.take_run() == run + 1
-
-
 def cards_of(*names):
     return [device_card(Identity.generate(name)) for name in names]
 

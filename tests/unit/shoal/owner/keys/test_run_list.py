@@ -31,10 +31,6 @@ def add(fleet, plan, *, signer=None, name=""):
     write_private(path.with_name(name) if name else path, encode(package))
 
 
-def test_a_fleet_without_runs_has_none(fleet):
-    assert signed_plans(fleet, pytest.fail) == []
-
-
 def test_runs_are_listed_by_number_and_not_by_file_name(fleet):
     for run, name in ((12, "a.run"), (3, "c.run"), (7, "b.run")):
         add(fleet, run_plan(run=run), name=name)

@@ -19,7 +19,6 @@ from shoal.owner.keys.vault import (
     Change,
     FleetSecrets,
     Vault,
-    is_under_passphrase,
 )
 from shoal.protocol.codec import decode, encode
 from shoal.util.files import write_private
@@ -92,21 +91,6 @@ def test_one_file_does_not_replace_another(tmp_path):
     write_private(tmp_path / SECRETS_FILE, (tmp_path / OWNER_FILE).read_bytes())
     with pytest.raises(UntrustedError):
         vault.state()
-
-
-def test_plain_file_is_read_with_one(tmp_path):
-    """The roster is never encrypted."""
-    vault_in(tmp_path)
-    assert Vault(tmp_path, Lock(b"correct horse")).state() == (OLD, b"old roster")
-
-
-def test_owners_key_decides(tmp_path):
-    """Only the owners key decides whether there is a passphrase."""
-    assert not is_under_passphrase(tmp_path)
-    Vault(tmp_path, None).write(OWNER_FILE, b"plain")
-    assert not is_under_passphrase(tmp_path)
-    Vault(tmp_path, Lock(b"correct horse")).write(OWNER_FILE, b"plain")
-    assert is_under_passphrase(tmp_path)
 
 
 class PowerCutError(BaseException):

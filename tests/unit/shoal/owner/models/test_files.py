@@ -72,15 +72,6 @@ def test_written_as_onnx_and_by_name(place):
     assert out.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_same_models_give_the_same_bytes(place):
-    owner, out = place
-    for folder in (out, out.with_name("again")):
-        write_models(finished(0, 1), owner, folder)
-    assert {n: (out / n).read_bytes() for n in names(out)} == {
-        n: (out.with_name("again") / n).read_bytes() for n in names(out)
-    }
-
-
 def test_nothing_is_replaced_without_force(place):
     """Nothing is replaced without force and no stale model stays."""
     owner, out = place
