@@ -232,6 +232,18 @@ def test_an_early_mean_that_is_damaged_is_refused_once_it_is_announced(scene, mo
     assert device.arrived() == {ref.label: ref.transfer}
 
 
+def test_what_has_arrived_is_still_there_when_the_round_is_announced_again(scene, models):
+    device = models["dev-1"]
+    steps = to_round(scene, models, 1)
+    announced = scene.announcement(2, steps=steps)
+    ((label, transfer),) = device.locate(announced, TRAIN).items()
+    assert device.arrived() == {}
+    device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
+    assert device.locate(announced, TRAIN) == device.arrived() == {label: transfer}
+    device.drop(label)
+    assert device.arrived() == {}
+
+
 def test_a_mean_that_a_broker_sends_again_after_its_use_is_ignored(scene, models):
     """As after a reconnection; the keys of its round are erased by then."""
     device, steps = models["dev-1"], to_round(scene, models, 1)
