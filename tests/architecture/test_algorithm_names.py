@@ -38,16 +38,18 @@ def found_in(packages, find):
     return {name: names for name, names in found.items() if names}
 
 
-def test_no_literal_on_a_device_is_the_name_of_an_algorithm():
+def test_no_device_literal_is_an_algorithm():
+    """No literal on a device is the name of an algorithm."""
     found = found_in(ON_DEVICES, lambda path: literals(path.read_text()) & set(STRATEGIES))
     assert found == OTHER_MEANINGS
 
 
-def test_a_device_reads_no_settings_of_an_algorithm():
+def test_device_reads_no_algorithm_settings():
+    """A device reads no settings of an algorithm."""
     assert found_in(["edge_client"], lambda path: "settings" in attributes(path.read_text())) == {}
 
 
-def test_nothing_compares_the_algorithm_of_a_plan():
+def test_nothing_compares_algorithm_of_plan():
     """It finds the strategy in the registry, and is shown to people."""
 
     def compares(path):

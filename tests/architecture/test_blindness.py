@@ -86,7 +86,7 @@ def test_import_contracts_notice_a_breach(tmp_path, module, line):
 
 @pytest.mark.process
 @pytest.mark.broker
-def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
+def test_run_without_mask_device_and_owner(tmp_path):
     """The daemon serves real devices from the image's tree alone, splits them rightly, and learns no secret of theirs."""
     image = lay_out_image(IMAGE, tmp_path / "image")
     assert not (image / "crypto" / "mask").exists()
@@ -133,7 +133,7 @@ def test_a_whole_run_where_mask_device_and_owner_can_not_be_imported(tmp_path):
         assert not [p for p, data in disk.items() if what in data]
 
 
-def test_the_aggregators_configuration_has_no_place_for_a_key():
+def test_configuration_has_no_place_for_keys():
     """Its fields are pinned: a new one must be looked at here. ``key`` is the TLS key's path, ``http_token`` the token file's.
 
     ``broker`` and ``proxy`` may hold this program's own password there.
@@ -158,7 +158,7 @@ def test_the_aggregators_configuration_has_no_place_for_a_key():
 
 
 @pytest.mark.parametrize("name", ["version_secret", "version-secret", "secret", "content_key", "mask"])
-def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
+def test_configuration_refuses_unknown_keys(tmp_path, name):
     """A secret in the file is an error, not something to ignore."""
     file = tmp_path / "aggregator.toml"
     file.write_text(f'[aggregator]\ndir = "/tmp"\n{name} = "00"\n')
@@ -166,13 +166,13 @@ def test_the_aggregators_configuration_refuses_unknown_keys(tmp_path, name):
         read(AggregatorConfig, file=file, environment={})
 
 
-def test_the_aggregators_grant_has_no_field_for_a_device_secret():
+def test_grant_has_no_field_for_a_secret():
     """The fields of the aggregator's grant are pinned by name."""
     names = {f.name for f in dataclasses.fields(AggregatorGrant)}
     assert names == {"fleet", "owner_key", "broker", "roster", "keys_since", "broadcast_key"}
 
 
-def test_the_devices_image_holds_nothing_of_the_aggregator_or_the_owner(tmp_path):
+def test_device_image_holds_no_other_party(tmp_path):
     """And the command line of the device answers from that image."""
     image = lay_out_image("deploy/docker/edge.Dockerfile", tmp_path / "image")
     assert sorted(p.name for p in image.iterdir() if p.is_dir()) == ["crypto", "edge_client", "shoal"]

@@ -69,7 +69,7 @@ def registered(*modules):
     return found
 
 
-def test_the_page_lists_every_message_with_its_fields_in_order():
+def test_page_lists_every_message_in_order():
     """A field added, renamed or moved changes the format and must change the page."""
     described = {int(kind): (name, fields) for kind, name, fields in ROW.findall(PAGE)}
     assert described == registered(
@@ -98,7 +98,7 @@ def test_the_page_lists_every_message_with_its_fields_in_order():
     )
 
 
-def test_the_page_gives_the_frame_header_in_full():
+def test_page_gives_the_frame_header_in_full():
     """Each field's name, offset and length, as struct lays them out."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
     names = ["magic", "version", "kind", "flags", "round", "index", "total", "offset", "size", "id"]
@@ -127,7 +127,7 @@ def test_the_page_names_every_magic():
         assert f'"{magic.decode()}"' in PAGE
 
 
-def test_a_message_is_encoded_as_the_page_says():
+def test_message_is_encoded_as_the_page_says():
     """The page's worked example, byte by byte."""
     example = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL).group(1)
     pieces = [line.split("|")[0] for line in example.splitlines()]
@@ -148,7 +148,7 @@ def taken_apart(payload, sender, purpose):
     return head, ciphertext
 
 
-def test_an_envelope_to_a_member_is_what_the_page_says():
+def test_envelope_to_a_member_is_as_written():
     """Opened with HPKE alone, without our code."""
     sealed = messages.Sealed("reef", "upload", "dev-1", "aggregator")
     payload = envelope.seal_to_member(DEVICE, SERVER.member.seal_key, sealed, b"message", b"vector")
@@ -160,7 +160,7 @@ def test_an_envelope_to_a_member_is_what_the_page_says():
     assert len(ciphertext) == len(plain) + 48
 
 
-def test_an_envelope_to_the_group_is_what_the_page_says():
+def test_envelope_to_group_is_what_page_says():
     """Opened with AES-GCM alone, without our code."""
     sealed = messages.Sealed("reef", "mean", "aggregator", "*")
     key = envelope.GroupKey("reef", "broadcast", bytes(range(32)))

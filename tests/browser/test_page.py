@@ -108,7 +108,8 @@ def test_every_view_is_readable(browser, hundred, width, dark):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_the_figures_of_a_hundred_devices_are_there(browser, hundred):
+def test_figures_of_100_devices_are_there(browser, hundred):
+    """The figures of a hundred devices are there."""
     look(browser, width=1600)
     browser.get(hundred.url)
     tiles = text_of(browser, "#tiles")
@@ -125,7 +126,8 @@ def test_the_figures_of_a_hundred_devices_are_there(browser, hundred):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_devices_are_found_by_name_and_by_having_a_reason(browser, hundred):
+def test_devices_are_found_by_name_or_reason(browser, hundred):
+    """Devices are found by name and by having a reason."""
     look(browser, width=360)
     browser.get(hundred.url)
     shown = lambda: browser.execute_script(  # noqa: E731
@@ -146,7 +148,8 @@ def test_devices_are_found_by_name_and_by_having_a_reason(browser, hundred):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_everything_is_reached_and_read_by_keyboard(browser, hundred):
+def test_keyboard_reaches_everything(browser, hundred):
+    """Everything is reached and read by keyboard."""
     from selenium.webdriver.common.keys import Keys
 
     look(browser, width=1600)
@@ -187,7 +190,8 @@ def test_everything_is_reached_and_read_by_keyboard(browser, hundred):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_the_theme_follows_the_system_until_a_person_chooses(browser, hundred):
+def test_theme_follows_system_until_chosen(browser, hundred):
+    """The theme follows the system until a person chooses."""
     back = "return getComputedStyle(document.body).backgroundColor"
     look(browser, width=1600, dark=True)
     browser.get(hundred.url)
@@ -210,7 +214,8 @@ def test_the_theme_follows_the_system_until_a_person_chooses(browser, hundred):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_page_of_100_devices_paints_and_updates_in_time(browser, hundred, record_property):
+def test_page_of_100_devices_is_quick(browser, hundred, record_property):
+    """A page of 100 devices paints and updates in time."""
     look(browser, width=1600)
     browser.get(hundred.url)
     until(lambda: "Live" in text_of(browser, "#feed"))
@@ -231,7 +236,8 @@ def test_a_page_of_100_devices_paints_and_updates_in_time(browser, hundred, reco
     assert update_s < SLACK * UPDATE_S
 
 
-def test_a_lost_aggregator_is_said_and_figures_stay(browser, tmp_path):
+def test_lost_aggregator_is_said(browser, tmp_path):
+    """A lost aggregator is said and figures stay."""
     look(browser, width=360)
     with PagePlace(tmp_path, names(3)) as place:
         place.close_rounds(2)
@@ -253,7 +259,8 @@ def test_a_lost_aggregator_is_said_and_figures_stay(browser, tmp_path):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_fleet_without_a_run_and_one_before_its_first_round_have_a_page(browser, tmp_path):
+def test_fleets_without_figures_have_a_page(browser, tmp_path):
+    """A fleet without a run and one before its first round have a page."""
     look(browser, width=360)
     with PagePlace(tmp_path, names(3)) as place:
         place.publish(plan=None)
@@ -268,7 +275,8 @@ def test_a_fleet_without_a_run_and_one_before_its_first_round_have_a_page(browse
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_devices_that_report_their_condition_have_it_in_the_table(browser, tmp_path, width):
+def test_reported_condition_is_in_the_table(browser, tmp_path, width):
+    """Devices that report their condition have it in the table."""
     look(browser, width=width)
     vitals = Vitals(
         disk_free_bytes=12_300_000_000,
@@ -295,7 +303,8 @@ def test_devices_that_report_their_condition_have_it_in_the_table(browser, tmp_p
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_device_of_another_version_is_marked_with_what_to_do(browser, tmp_path, width):
+def test_other_version_is_marked(browser, tmp_path, width):
+    """A device of another version is marked with what to do."""
     look(browser, width=width)
     with PagePlace(tmp_path, names(3)) as place:
         place.publish(changes={"dev-001": {"version": "0.0.9"}, "dev-002": {"version": "0.2.0"}})
@@ -311,7 +320,8 @@ def test_a_device_of_another_version_is_marked_with_what_to_do(browser, tmp_path
 
 
 @pytest.mark.usefixtures("quiet")
-def test_text_of_devices_never_becomes_markup(browser, tmp_path):
+def test_text_of_devices_is_never_markup(browser, tmp_path):
+    """Text of devices never becomes markup."""
     look(browser, width=360)
     devices = ("dev-000", "dev-001")
     with PagePlace(tmp_path, devices, fleet="reef") as place:
@@ -325,7 +335,8 @@ def test_text_of_devices_never_becomes_markup(browser, tmp_path):
         assert browser.title == "reef – Shoal"
 
 
-def test_a_token_is_asked_for_and_carries_the_events_too(browser, tmp_path):
+def test_token_is_asked_for_and_serves_all(browser, tmp_path):
+    """A token is asked for and carries the events too."""
     token = "a-secret-of-this-test"
     look(browser, width=1600)
     with PagePlace(tmp_path, names(2), token=token.encode()) as place:
@@ -373,7 +384,8 @@ def test_a_still_of_two_runs_needs_no_server(browser, tmp_path, width):
 
 @pytest.mark.long
 @pytest.mark.broker
-def test_the_page_follows_a_real_fleet_while_it_trains(browser, tmp_path):
+def test_page_follows_a_real_fleet(browser, tmp_path):
+    """The page follows a real fleet while it trains."""
     from shoal.protocol.recipe import LocalTraining, Recipe
     from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
     from tests.helpers.forked_stages import ForkedStage

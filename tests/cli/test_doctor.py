@@ -58,7 +58,7 @@ def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
 
 
 @pytest.mark.parametrize("program", NAMES)
-def test_a_broker_that_is_down_ends_with_status_10(call, fleet, program):
+def test_broker_that_is_down_is_status_10(call, fleet, program):
     """In both forms, without the password of the address."""
     url = f"mqtt://user:{PASSWORD}@127.0.0.1:1"
     told = call(program, "doctor", PLACES[program], status=10, **at(program, url))
@@ -70,11 +70,13 @@ def test_a_broker_that_is_down_ends_with_status_10(call, fleet, program):
 
 
 @pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-edge"])
-def test_without_a_directory_there_is_nothing_to_check(call, program):
+def test_nothing_to_check_without_directory(call, program):
+    """Without a directory there is nothing to check."""
     assert "error: dir is not set" in call(program, "doctor", status=3).err
 
 
-def test_data_that_do_not_fit_the_task_of_the_run_are_found(call):
+def test_unfit_data_of_a_run_are_found(call):
+    """Data that do not fit the task of the run are found."""
     data = grouped_data(3)
     options = Recipe("fedavg", rounds=1, local=FULL_BATCH, seed=1, min_contributors=1)
     with LoopbackFleet(call.home / "fleet", logistic_bundle(6, 4), data, options) as made:
@@ -92,7 +94,7 @@ def test_data_that_do_not_fit_the_task_of_the_run_are_found(call):
 
 
 @pytest.mark.parametrize("program", NAMES)
-def test_status_of_a_program_that_is_not_running(call, fleet, program):
+def test_status_of_a_program_that_is_off(call, fleet, program):
     """As text and as JSON."""
     assert "not running" in call(program, "status", PLACES[program]).out
     data = call(program, "status", PLACES[program], "--json").data
@@ -100,7 +102,7 @@ def test_status_of_a_program_that_is_not_running(call, fleet, program):
 
 
 @pytest.mark.parametrize("program", NAMES)
-def test_a_health_check_of_a_program_that_is_not_running(call, fleet, program):
+def test_health_check_of_a_stopped_program(call, fleet, program):
     """Status 11, which containers take for unhealthy."""
     told = call(program, "status", PLACES[program], "--check", status=11)
     assert "program does not run" in told.err
@@ -135,12 +137,13 @@ def test_a_health_check_of_an_aggregator(call, fleet):
 
 
 @pytest.mark.parametrize("program", NAMES)
-def test_status_of_a_directory_that_is_nobody_s(call, program):
+def test_status_of_nobodys_directory(call, program):
     """Status 4."""
     assert call(program, "status", "gone", "--json", status=4).error["type"] == "NotEnrolledError"
 
 
-def test_the_owners_doctor_without_a_broker_and_without_a_fleet(call, fleet):
+def test_owners_doctor_with_nothing_there(call, fleet):
+    """The owners doctor without a broker and without a fleet."""
     told = call("shoal-fleet", "doctor", "owner", status=10)
     assert "failure  broker: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.out
     assert "warning  backup: none was made" in told.out
@@ -150,7 +153,8 @@ def test_the_owners_doctor_without_a_broker_and_without_a_fleet(call, fleet):
 
 @pytest.mark.broker
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-def test_the_owners_doctor_sees_what_the_broker_holds(call, tmp_path):
+def test_owners_doctor_sees_brokers_contents(call, tmp_path):
+    """The owners doctor sees what the broker holds."""
     with start_broker("mosquitto", tmp_path / "broker") as broker:
         call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", broker.url)
         call("shoal-aggregator", "init", "server")

@@ -101,7 +101,7 @@ def test_threads_that_are_none(call, fleet):
         assert f"({default})" in told_of[: told_of.index("\n  --")], name
 
 
-def test_config_a_secret_that_others_can_read(call, fleet):
+def test_config_secret_that_others_can_read(call, fleet):
     """Status 3, and the command that mends it."""
     (call.home / "dev-1/membership.bin").chmod(0o644)
     made = call("shoal-edge", "status", "dev-1", status=3)
@@ -134,7 +134,7 @@ def test_no_broker_for_the_aggregator(call, fleet):
         ("shoal-aggregator", "server", ["serve", "server"], "one `shoal-aggregator serve` serves a fleet"),
     ],
 )
-def test_config_a_directory_that_is_being_served(call, fleet, program, directory, arguments, hint):
+def test_config_a_directory_being_served(call, fleet, program, directory, arguments, hint):
     """Status 3 before anything is touched: two programs would undo each other's files."""
     np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     with exclusive(call.home / directory, wait_s=0, hint="-"):
@@ -239,7 +239,7 @@ def test_config_an_output_among_other_files(call, fleet, command, out, error):
         ),
     ],
 )
-def test_private_parameters_that_make_no_sense(call, fleet, options, error, hint):
+def test_senseless_private_parameters(call, fleet, options, error, hint):
     """Status 8, and no task is written."""
     pytest.importorskip("torch")
     complaint(

@@ -72,7 +72,8 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
     assert "run 2: fedavg, mask none, 1 round, weighting uniform, robust filter\n" in text
 
 
-def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
+def test_aggregators_status_and_log_say_mask(call, fleet, task):
+    """The aggregators status and log say the mask."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7, mode="rotation"))
@@ -85,7 +86,8 @@ def test_the_aggregators_status_and_log_say_the_mask(call, fleet, task):
     )
 
 
-def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
+def test_status_goes_past_a_damaged_run(call, fleet, task):
+    """The aggregators status goes past a damaged run."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     for _ in range(2):
@@ -107,7 +109,8 @@ def test_the_aggregators_status_goes_past_a_damaged_run(call, fleet, task):
     )
 
 
-def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, task):
+def test_status_goes_past_a_false_record(call, fleet, task):
+    """The aggregators status goes past a record that is none."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7))
@@ -119,14 +122,14 @@ def test_the_aggregators_status_goes_past_a_record_that_is_none(call, fleet, tas
     assert "can't be read: KeyError" in run["damage"]
 
 
-def test_a_devices_status_before_its_first_round(call, fleet):
+def test_device_status_before_first_round(call, fleet):
     """Its name and its fleet."""
     data = call("shoal-edge", "status", "dev-1", "--json").data
     assert (data["device"], data["fleet"]) == ("dev-1", "reef")
     assert re.fullmatch(FINGERPRINT, data["fingerprint"])
 
 
-def test_the_aggregators_status_before_its_first_run(call, fleet):
+def test_aggregator_status_before_first_run(call, fleet):
     """It knows the fleet, and that there is nothing to do."""
     data = call("shoal-aggregator", "status", "server", "--json").data
     (device,) = data.pop("devices")
@@ -150,7 +153,8 @@ def test_the_aggregators_status_before_its_first_run(call, fleet):
 
 
 @pytest.mark.torch
-def test_a_task_that_names_its_data_says_so_and_has_their_sizes(call, fleet):
+def test_task_names_its_data_and_sizes(call, fleet):
+    """A task that names its data says so and has their sizes."""
     (call.home / "features.txt").write_text("radius,0,50\n# in mm2\narea,0,5e3\n")
     compiled = call(
         "shoal-fleet", "task", "compile", "owner", "logistic", "--features", "features.txt", "--label", "diagnosis",
@@ -163,7 +167,7 @@ def test_a_task_that_names_its_data_says_so_and_has_their_sizes(call, fleet):
 
 
 @pytest.mark.torch
-def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
+def test_task_compiled_run_signed_and_listed(call, fleet):
     """`task compile` says how large the task is, `run` prints the run file, the aggregator finds it in its directory.
 
     Both say which parameters are private.
@@ -186,7 +190,7 @@ def test_a_task_is_compiled_and_a_run_signed_and_listed(call, fleet):
     assert (run["run"], run["algorithm"], run["rounds"], run["closed"], run["finished"]) == (1, "ifca", 4, 0, False)
 
 
-def test_a_devices_config_shows_what_is_not_set_and_the_grants_broker(call, fleet):
+def test_device_config_shows_unset_and_grant(call, fleet):
     """To be looked at while it is being written; before a device has joined there is no broker."""
     told = call("shoal-edge", "config", "dev-1").out.splitlines()
     assert "data = (not set)" in told
@@ -228,7 +232,7 @@ def test_another_programs_directory_is_told(call, fleet):
     assert "check that this is the program's directory" in failed.err
 
 
-def test_a_grant_opens_once_and_the_card_in_the_directory_brings_another(call, fleet):
+def test_grant_opens_once_then_another_card(call, fleet):
     """Its receiving key is erased once the grant is stored."""
     failed = call("shoal-edge", "join", "dev-1", "owner/grants/dev-1.grant", "--owner", fleet, status=6)
     assert "error: a grant sealed to receiving key 1 of 'dev-1', which is erased or not here" in failed.err
@@ -238,7 +242,8 @@ def test_a_grant_opens_once_and_the_card_in_the_directory_brings_another(call, f
     assert "joined fleet reef as dev-1" in call("shoal-edge", "join", "dev-1", made.out.strip(), "--owner", fleet).out
 
 
-def test_directories_of_an_earlier_version_are_refused(call, fleet):
+def test_earlier_directories_are_refused(call, fleet):
+    """Directories of an earlier version are refused."""
     (call.home / "dev-1/receiving.key").unlink()
     for arguments in (("status", "dev-1"), ("run", "dev-1", "--data", "d.npz"), ("models", "dev-1")):
         failed = call("shoal-edge", *arguments, status=4)
@@ -277,7 +282,7 @@ def test_a_revoked_device_says_so(call, fleet):
     assert "init or enrol a new directory under another name" in told
 
 
-def test_a_device_whose_roster_has_expired_connects_and_says_what_it_waits_for(call, fleet):
+def test_expired_roster_says_what_is_awaited(call, fleet):
     """Otherwise the newer one could not reach it; status and predict connect to no broker at all."""
     owner = FleetDirectory(call.home / "owner")
     old = dataclasses.replace(owner.roster, sequence=owner.roster.sequence + 1, expires_at_s=10**9)

@@ -40,7 +40,7 @@ def predicted(call, *options):
     return call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--json", *options).data
 
 
-def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, finished):
+def test_rollback_changes_answers_at_once(call, finished):
     """The device's directory is locked, as by `shoal-edge run`."""
     with exclusive(call.home / "dev-1", wait_s=0, hint="-"):
         at_first = {"predictions": [2] * 4, "run": 2, "round": 5, "cluster": 0, "live": False, "choice": "cluster"}
@@ -55,7 +55,8 @@ def test_rollback_changes_the_answers_at_once_beside_a_running_device(call, fini
         assert written == {"file": "m.onnx", "run": 3, "round": 5, "cluster": 0, "live": False, "choice": "cluster"}
 
 
-def test_a_damaged_model_is_refused_and_another_can_answer(call, finished):
+def test_damaged_model_lets_another_answer(call, finished):
+    """A damaged model is refused and another can answer."""
     path = call.home / "dev-1/finished" / f"model-{finished.models()[1].own.file.hex()}.bin"
     path.write_bytes(path.read_bytes()[:-1])
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", status=7)
@@ -65,7 +66,8 @@ def test_a_damaged_model_is_refused_and_another_can_answer(call, finished):
     assert predicted(call)["run"] == 1
 
 
-def test_live_without_a_run_under_way_says_so(call, finished):
+def test_live_without_run_under_way_says_so(call, finished):
+    """Live without a run under way says so."""
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--live", status=7)
     assert "dev-1/model.bin does not exist" in made.err
 
@@ -89,7 +91,8 @@ def named(call, fleet):
     return store
 
 
-def test_a_table_is_evaluated_beside_the_most_common_label(call, named):
+def test_table_is_evaluated_beside_majority(call, named):
+    """A table is evaluated beside the most common label."""
     told = call("shoal-edge", "evaluate", "dev-1", "d.csv")
     assert told.out.splitlines()[0] == "accuracy 66.7% on 3 samples; the most common label, fox, alone 66.7%"
     assert told.err == "warning: the model is no better than a guess that looks at no sample\n"
@@ -115,7 +118,7 @@ def test_a_table_is_evaluated_beside_the_most_common_label(call, named):
         ("a;b;c;d;kind\n1;2;3;4;cat\n", "d.csv has no column 'animal'", "name the label column with --label"),
     ],
 )
-def test_a_table_that_does_not_fit_is_named_with_its_place(call, named, text, error, hint):
+def test_unfit_table_is_named_with_its_place(call, named, text, error, hint):
     """Status 8."""
     (call.home / "d.csv").write_text(text)
     told = call("shoal-edge", "evaluate", "dev-1", "d.csv", status=8)
@@ -123,7 +126,8 @@ def test_a_table_that_does_not_fit_is_named_with_its_place(call, named, text, er
     assert hint in told.err
 
 
-def test_the_label_column_and_the_separator_are_given(call, named):
+def test_label_column_and_separator_are_told(call, named):
+    """The label column and the separator are given."""
     (call.home / "d.csv").write_text("a:b:c:d:kind\n1:2:3:4:fox\n")
     found = call("shoal-edge", "evaluate", "dev-1", "d.csv", "--label", "kind", "--json", SHOAL_EDGE_SEPARATOR=":").data
     assert found["accuracy"] == 1.0
@@ -131,7 +135,7 @@ def test_the_label_column_and_the_separator_are_given(call, named):
     assert "error: the separator is one character or tab, not '::'" in told.err
 
 
-def test_a_lost_scale_is_an_error_and_not_a_wrong_answer(call, named):
+def test_lost_scale_is_an_error(call, named):
     """Status 7: the model takes standardised samples."""
     for path in (call.home / "dev-1" / "scales").iterdir():
         path.unlink()

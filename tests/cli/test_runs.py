@@ -60,7 +60,7 @@ def test_help_of_start(call):
 
 
 @pytest.mark.torch
-def test_pretraining_starts_from_local_training_and_differs_where_told(call, fleet):
+def test_pretraining_starts_from_local(call, fleet):
     """Pretraining may take more steps than a round; a setting that is not given is the round's."""
     pytest.importorskip("torch")
     sign_logistic(call)
@@ -80,7 +80,8 @@ def test_pretraining_starts_from_local_training_and_differs_where_told(call, fle
     assert (plan.recipe.max_samples, plan.recipe.weight_cap, plan.recipe.robust) == (500, 2.0, "rfa")
 
 
-def test_a_run_takes_cfl_unless_told_otherwise_and_says_so(call, fleet, task):
+def test_run_takes_cfl_by_default(call, fleet, task):
+    """A run takes cfl unless told otherwise and says so."""
     told = call("shoal-fleet", "run", "start", "owner", "--task", task, "--set", "epsilon=1", status=3)
     assert "algorithm cfl, the default; `--help` lists the others" in told.err
     assert "cfl has no setting 'epsilon'" in told.err
@@ -115,7 +116,7 @@ def test_a_wrong_name_in_pretrain_is_refused(call, fleet, task):
         pytest.param(("ifca", "--set", "k=2", "--set", "restarts=2"), id="ifca"),
     ],
 )
-def test_the_plan_does_not_give_away_the_origins(call, fleet, options):
+def test_plan_does_not_give_away_the_origins(call, fleet, options):
     """The aggregator knows the plan's seed, and may know the architecture: neither may lead to the initial models."""
     pytest.importorskip("torch")
     from shoal.owner.task_compiler.origin import make_origins
@@ -142,7 +143,7 @@ def run_in(call, path):
 
 
 @pytest.mark.torch
-def test_the_origins_are_drawn_before_the_fleet_is_locked(call, fleet):
+def test_origins_are_drawn_before_the_lock(call, fleet):
     """Loading torch and building a model may take long, and other commands needn't wait for it."""
     pytest.importorskip("torch")
     owner = FleetDirectory(call.home / "owner")

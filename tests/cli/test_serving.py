@@ -26,7 +26,7 @@ def data(call):
 
 
 @pytest.mark.parametrize("program", SERVING)
-def test_a_directory_that_is_nobody_s_is_left_alone(call, data, program):
+def test_nobodys_directory_is_left_alone(call, data, program):
     """Status 4. Files that look like ours stay, also in subfolders, and no lock is made."""
     (call.home / "mine/below").mkdir(parents=True)
     for name in (".thesis.tex.new", ".secret.12.new"):
@@ -68,11 +68,12 @@ def test_a_device_tells_of_its_runs_in_words(call, fleet):
 
 
 @pytest.mark.parametrize("ended", [5, ["x"], {"1": 5}, {"1": {"path": {"a": 1}}}])
-def test_figures_that_somebody_has_damaged_are_no_reason_to_end(ended):
+def test_damaged_figures_end_nothing(ended):
+    """Figures that somebody has damaged are no reason to end."""
     assert status_lines({"stage": "idle", "ended": ended})[0] == "stage: idle"
 
 
-def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
+def test_status_names_what_stands_in_the_way(call, fleet):
     """Whether it serves, files that are no runs, and runs that come too late."""
     (call.home / "server/runs/000009.run").write_bytes(b"junk")
     lines = call("shoal-aggregator", "status", "server").out.splitlines()
@@ -85,7 +86,7 @@ def test_the_aggregators_status_names_what_stands_in_the_way(call, fleet):
         assert call("shoal-aggregator", "status", "server", "--json").data["serving"] is True
 
 
-def test_the_aggregators_status_names_the_devices_that_a_limit_held_back(call, fleet, task):
+def test_status_names_devices_held_back(call, fleet, task):
     """Also the number of rounds, and a hint."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / "task", owner.owner)

@@ -319,14 +319,16 @@ def test_every_command_has_its_three_steps(program):
         assert {step.kind for step in steps if step.command == command} == kinds, command
 
 
-def test_the_stories_call_no_command_that_is_gone_and_make_every_kind_of_mistake():
+def test_stories_have_every_mistake():
+    """The stories call no command that is gone and make every kind of mistake."""
     known = {c for program in ("shoal-fleet", "shoal-aggregator", "shoal-edge") for c in commands(program)}
     steps = [step for story in STORIES.values() for step in story]
     assert {step.command for step in steps} == known
     assert {step.status for step in steps if step.kind == MISTAKE} == MISTAKES
 
 
-def test_the_operators_guide_lists_the_statuses():
+def test_operators_guide_lists_the_statuses():
+    """The operators guide lists the statuses."""
     table = (ROOT / "docs/operator/troubleshoot.md").read_text().partition("| exit status | meaning |")[2]
     listed = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
     assert listed == MISTAKES | {0, 1, 9, 12, 130, 141}

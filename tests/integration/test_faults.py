@@ -184,7 +184,7 @@ def freeze_the_aggregator_in_mid_upload(fleet: Fleet, plan: RunPlan) -> None:
     pytest.fail("the aggregator was never stopped with updates under way")
 
 
-def test_aggregator_killed_after_it_stored_some_updates(fleet: Fleet, undisturbed: np.ndarray) -> None:
+def test_aggregator_killed_with_some_uploads(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """The durable updates of the open round are not asked for again, and not lost."""
     plan = fleet.add_run()
     freeze_in_a_round(fleet, plan, "dev-1")
@@ -208,7 +208,7 @@ def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> N
     np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
 
 
-def test_device_killed_before_its_update_was_acknowledged(fleet: Fleet, undisturbed: np.ndarray) -> None:
+def test_device_killed_unacknowledged(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """A restarted device sends the bytes that it had sealed."""
     plan = fleet.add_run()
     freeze_in_a_round(fleet, plan, "aggregator")
@@ -219,7 +219,7 @@ def test_device_killed_before_its_update_was_acknowledged(fleet: Fleet, undistur
     np.testing.assert_array_equal(fleet.finish(plan), undisturbed)
 
 
-def test_a_dead_device_does_not_stall_the_round(
+def test_dead_device_does_not_stall_round(
     tmp_path: Path, broker: BrokerProcess, logistic: Callable[..., TaskBundle]
 ) -> None:
     """With a quorum below 1 the round closes without a device that is offline, and records it."""
@@ -237,7 +237,7 @@ def test_a_dead_device_does_not_stall_the_round(
         assert {r["contributed"] for r in without} == {2}
 
 
-def test_everything_is_stopped_and_started_again(fleet: Fleet, undisturbed: np.ndarray) -> None:
+def test_everything_stops_and_starts_again(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """SIGTERM is a clean stop for every program; the run resumes."""
     plan = fleet.add_run()
     until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")

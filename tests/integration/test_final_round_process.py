@@ -27,7 +27,7 @@ def until(condition, what):
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 @pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.long), True])
-def test_a_straggler_of_the_final_round_ends_with_the_others(tmp_path, again):
+def test_straggler_of_final_round_ends_too(tmp_path, again):
     """Every program was started with --once: the aggregator ends too, some time after the run."""
     bundle = logistic_bundle()
     options = Recipe(

@@ -70,7 +70,8 @@ def finishes(stage, plan, data):
     return stage.wait(plan.run, timeout_s=90)
 
 
-def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
+def test_stranger_takes_little_of_aggregator(scene):
+    """A stranger takes little of the aggregators memory."""
     stage, plan, server, _, transport, root = scene
     uploads = claims((ChunkKind.UPLOAD,), numbers=1)
     unknown = [
@@ -92,7 +93,7 @@ def test_a_stranger_takes_little_of_the_aggregators_memory(scene):
     assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
 
 
-def test_a_flood_takes_little_of_a_devices_memory(scene):
+def test_flood_takes_little_of_a_device(scene):
     """Every topic that the device reads, with chunks that announce much and with transfers that never end."""
     stage, plan, _, device, transport, root = scene
     bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.keys("dev-0"))

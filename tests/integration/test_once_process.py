@@ -51,7 +51,7 @@ def until(condition, what):
         time.sleep(0.02)
 
 
-def test_every_run_of_a_fleet_gets_its_devices(stage, tmp_path):
+def test_every_run_of_fleet_gets_its_devices(stage, tmp_path):
     """A device that starts before the second run's plan finds the first run's on the broker, and waits."""
     stage.start_aggregator()
     for number in (1, 2):
@@ -68,7 +68,7 @@ def test_every_run_of_a_fleet_gets_its_devices(stage, tmp_path):
         assert stage.records(run)[0]["contributed"] == len(NAMES)
 
 
-def test_a_copied_directory_ends_with_what_is_wrong(stage, tmp_path):
+def test_copied_directory_ends_saying_so(stage, tmp_path):
     """One of the two programs ends and says why; nothing that it does on its way out hides that.
 
     mosquitto closes the older connection and sends no reason. The presences tell which program began later: that one

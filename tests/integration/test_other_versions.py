@@ -53,7 +53,7 @@ def status(stage):
     return json.loads(done.stdout)["data"]
 
 
-def test_programs_skip_what_those_of_a_later_version_add(tmp_path):
+def test_programs_skip_later_additions(tmp_path):
     """Fields in each message that a program signs, and messages of an optional kind, in both directions; none is blamed."""
     with mixed_stage(tmp_path, {"aggregator": LATER, "dev-0": LATER}, NAMES) as stage:
         records = stage.wait(start(stage), WITHIN_S)
@@ -69,7 +69,7 @@ def test_programs_skip_what_those_of_a_later_version_add(tmp_path):
             assert not any(word in log for word in REFUSALS), log
 
 
-def test_devices_of_another_wire_version_are_left_out_and_told(tmp_path):
+def test_other_wire_version_is_left_out(tmp_path):
     """An earlier and a later one: each says in its log what it lacks, and the status why the run waits for it."""
     software = {"dev-0": {"wire": WIRE - 1}, "dev-2": {"wire": WIRE + 1}}
     with mixed_stage(tmp_path, software, NAMES) as stage:

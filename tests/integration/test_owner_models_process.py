@@ -26,7 +26,8 @@ WAIT_S = 90.0
 
 
 @pytest.mark.long
-def test_the_owner_fetches_the_models_of_a_finished_run(tmp_path):
+def test_owner_fetches_finished_runs_models(tmp_path):
+    """The owner fetches the models of a finished run."""
     bundle = logistic_bundle()
     local = LocalTraining(epochs=1, batch_size=16, lr=0.2)
     options = Recipe("fedavg", rounds=3, mode="rotation", local=local, min_contributors=3, seed=1)

@@ -108,7 +108,8 @@ def all_end_with_one_model(scene, names, run):
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
-def test_the_fleet_goes_on_with_another_aggregator(tmp_path, count):
+def test_fleet_goes_on_with_the_new_one(tmp_path, count):
+    """The fleet goes on with another aggregator."""
     with burning(tmp_path, count) as (scene, names, first):
         stage, owner, server = scene.stage, scene.stage.fleet.path, scene.stage.aggregator_dir
         scene.until(lambda: stage.closed(first) >= 3)

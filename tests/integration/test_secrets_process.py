@@ -247,7 +247,7 @@ def test_the_run_was_a_run(after):
     assert set(after.pids()) == {"server", "watch", *DEVICES}
 
 
-def test_the_aggregators_disk_holds_no_secret(after, forbidden):
+def test_aggregators_disk_holds_no_secret(after, forbidden):
     """Nor do the files given to it; its own keys and the broadcast key are there."""
     files = sorted((after.home / "server").rglob("*"))
     assert len(files) > 8
@@ -259,7 +259,7 @@ def test_the_aggregators_disk_holds_no_secret(after, forbidden):
     assert {name for _, name in found_in_files(files, own)} == set(own)
 
 
-def test_the_aggregators_memory_holds_no_secret(after, forbidden):
+def test_aggregators_memory_holds_no_secret(after, forbidden):
     """The search works: it finds the broadcast key and the run's id, which are there."""
     broadcast = after.owner().secrets.broadcast_key
     known = {"broadcast key": broadcast, "run id": after.plan.run_id}
@@ -267,7 +267,7 @@ def test_the_aggregators_memory_holds_no_secret(after, forbidden):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can look into a device's memory")
-def test_the_search_finds_secrets_where_they_belong(after, forbidden):
+def test_search_finds_secrets_where_they_are(after, forbidden):
     """A device's memory, read as root: the secrets of what is still to come are there."""
     found = found_in_memory(after.pids()["dev-1"], forbidden)
     last = ROUNDS + 1
@@ -276,7 +276,8 @@ def test_the_search_finds_secrets_where_they_belong(after, forbidden):
     assert not any(name.startswith(("owner's", "dev-2's s", "passphrase")) for name in found)
 
 
-def test_devices_and_owner_can_not_be_inspected(after):
+def test_devices_and_owner_resist_inspection(after):
+    """Devices and owner can't be inspected."""
     assert not {name for name in ("watch", *DEVICES) if inspectable(after.pids()[name])}
 
 
@@ -290,7 +291,7 @@ def test_no_program_leaves_a_core_file(after):
     assert set(limits.values()) == {("0", "0")}, limits
 
 
-def test_no_output_and_no_command_line_shows_a_secret(after, forbidden):
+def test_no_output_or_argument_shows_secret(after, forbidden):
     """All logs are at debug level; the broadcast key must not be shown either."""
     text = forbidden | spelled({"broadcast key": after.owner().secrets.broadcast_key})
     logs = sorted(after.home.glob("*.log"))
@@ -310,7 +311,7 @@ def test_no_environment_holds_a_secret(after, forbidden):
         assert not [needle for needle, raw in forbidden.items() if raw in environment], name
 
 
-def test_what_the_broker_keeps_holds_no_secret(after, forbidden):
+def test_what_broker_keeps_holds_no_secret(after, forbidden):
     """Retained messages, sessions, its log, and the files that the owner made for it."""
     after.broker.send_signal(10)  # SIGUSR1: mosquitto writes its database
     database = after.home / "broker" / "mosquitto.db"
@@ -346,7 +347,7 @@ def test_each_device_holds_only_its_own_keys(after):
     assert DeviceMembership(after.home / "dev-1").grant.version_secret == after.next_version(owner)
 
 
-def test_devices_have_erased_the_keys_of_past_rounds(after):
+def test_devices_erased_past_rounds_keys(after):
     """Those of rounds whose means they have applied, and all that they could be derived from. No mean follows the last round.
 
     Every state that a device holds has the key of its digest: the newest one, in a small fleet the last certified

@@ -75,7 +75,8 @@ class Manager:
             self.heard.clear()
 
 
-def test_both_programs_tell_the_service_manager_what_they_do(tmp_path, monkeypatch):
+def test_both_programs_tell_service_manager(tmp_path, monkeypatch):
+    """Both programs tell the service manager what they do."""
     x, y = samples(60, seed=1)
     np.savez(tmp_path / "d.npz", x=x, y=y)
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")

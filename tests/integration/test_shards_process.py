@@ -89,7 +89,8 @@ def wait_for(stage, run, reached, timeout_s=WAIT_S):
 
 
 @pytest.mark.long
-def test_workers_of_a_service_manager_serve_a_run(tmp_path):
+def test_managed_workers_serve_a_run(tmp_path):
+    """Workers of a service manager serve a run."""
     with serving_stage(tmp_path) as stage:
         plan = begin(stage, tmp_path)
         records = stage.wait(plan.run, WAIT_S)
@@ -99,7 +100,8 @@ def test_workers_of_a_service_manager_serve_a_run(tmp_path):
 
 
 @pytest.mark.long
-def test_torchrun_starts_coordinator_and_workers(tmp_path):
+def test_torchrun_starts_workers_too(tmp_path):
+    """Torchrun starts coordinator and workers."""
     with (
         broker_of(tmp_path) as broker,
         ForkedStage(tmp_path / "fleet", broker.url, tuple(grouped_data(DEVICES)), shards=2) as stage,
@@ -119,7 +121,7 @@ def test_torchrun_starts_coordinator_and_workers(tmp_path):
         assert len(stage.records(plan.run)) == 4
 
 
-def test_a_run_is_given_up_when_a_worker_has_lost_its_disk(tmp_path):
+def test_lost_disk_of_a_worker_ends_the_run(tmp_path):
     """No stop ends the run, since its last rounds need all workers; another run has a new worker of the same name."""
     with serving_stage(tmp_path) as stage:
         lost = begin(stage, tmp_path, rounds=10_000, algorithm="fedavg", settings={})
@@ -146,7 +148,7 @@ def parts_in(directory, length):
 
 
 @pytest.mark.long
-def test_no_process_holds_a_foreign_part_in_memory(tmp_path, monkeypatch):
+def test_no_process_holds_a_foreign_part(tmp_path, monkeypatch):
     """All memory of coordinator and workers is searched while a round is open, which a stopped device keeps open."""
     for name, value in SLOWLY.items():
         monkeypatch.setenv(name, value)

@@ -58,7 +58,8 @@ def reasons(data):
     return {d["name"]: d["reason"] for d in data["devices"] if d["reason"]}
 
 
-def test_a_dead_device_a_stopped_broker_and_a_killed_aggregator_are_told_truly(tmp_path):
+def test_dead_parties_are_told_truly(tmp_path):
+    """A dead device a stopped broker and a killed aggregator are told truly."""
     for seed, name in enumerate(NAMES):
         x, y = samples(60, seed=seed)
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)

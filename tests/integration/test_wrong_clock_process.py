@@ -174,7 +174,7 @@ def test_a_device_whose_clock_is_wrong(fleet, shift, words):
         assert "timedatectl" in found["roster"]["advice"]
 
 
-def test_a_device_whose_clock_is_years_ahead_takes_its_roster_for_expired(fleet):
+def test_clock_years_ahead_expires_roster(fleet):
     """It connects and takes no part, so that the aggregator knows no reason; the device itself does."""
     fleet.start_aggregator()
     with environment(wrong_clock("+3y")):

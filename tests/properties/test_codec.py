@@ -293,7 +293,8 @@ def plans(draw):
     return RunPlan(**fields, workers=tuple(draw(workers)) if shared else ())
 
 
-def test_every_message_of_the_project_is_covered():
+def test_every_message_is_covered():
+    """Every message of the project is covered."""
     assert len(MESSAGES) >= 22
     assert {t.__name__ for t in MESSAGES} >= {"RunPlan", "Announcement", "Upload", "Mark", "FleetSecrets", "Sealed"}
 
@@ -341,7 +342,7 @@ def encode_head(kind):
     return codec.MAGIC + bytes([codec._KIND_OF[kind]])
 
 
-def test_random_bytes_in_bulk_never_raise_anything_else():
+def test_random_bytes_raise_nothing_else():
     """Thousands of random tails for each kind, with small and extreme bytes: faster than drawing them one by one."""
     rng = np.random.default_rng(0)
     for kind in MESSAGES:

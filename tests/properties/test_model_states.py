@@ -295,7 +295,7 @@ def rounds(kind, absences):
 @pytest.mark.parametrize("kind", KINDS)
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_after_random_absences_all_devices_end_in_step(kind, data, seed):
+def test_after_absences_all_end_in_step(kind, data, seed):
     """Two devices of each half are always there, the others come and go; one is admitted, one restarts, one has a flipped bit."""
     changing = [2, 3, HALF + 2, HALF + 3, DEVICES]
     script = data.draw(rounds(kind, st.sampled_from(changing)))
@@ -327,7 +327,8 @@ def test_after_random_absences_all_devices_end_in_step(kind, data, seed):
 @pytest.mark.parametrize("kind", KINDS)
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
-def test_devices_in_step_hold_the_same_bits_after_every_round(kind, data, seed):
+def test_devices_in_step_hold_the_same_bits(kind, data, seed):
+    """Devices in step hold the same bits after every round."""
     script = data.draw(rounds(kind, st.integers(0, DEVICES - 1)))
     with fleet(kind, seed) as all_:
         for absent, event in script:
@@ -361,7 +362,8 @@ def test_the_fleet_catches_up_in_every_way():
 
 @few
 @given(seed=st.integers(0, 2**32), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), liar=st.booleans())
-def test_a_lying_sealer_and_a_damaged_checkpoint_are_refused(seed, place, bit, liar):
+def test_lying_sealer_and_damage_are_refused(seed, place, bit, liar):
+    """A lying sealer and a damaged checkpoint are refused."""
     with fleet("fedavg", seed) as all_:
         for _ in range(3):
             all_.play()
@@ -401,7 +403,7 @@ def secrets_in(directory, rounds_):
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "cfl"])
-def test_a_stolen_device_opens_nothing_that_was_sealed_before_its_round(kind):
+def test_stolen_device_opens_nothing_earlier(kind):
     """Its whole directory is searched, as it is in round r before and after the round's keys are taken."""
     events = {"cfl": ["fork", "train", "accept", "train", "merge", "train"], "fedavg": ["train"] * 6}[kind]
     with fleet(kind, 3) as all_:
@@ -422,7 +424,7 @@ def test_a_stolen_device_opens_nothing_that_was_sealed_before_its_round(kind):
                 thief.peek(r - 2 if event == "merge" else r - 1)
 
 
-def test_a_stolen_device_that_was_away_opens_nothing_before_the_round_of_its_return():
+def test_stolen_absent_device_opens_no_past():
     """Until it returns, its chain gives the keys of the rounds that it misses."""
     with fleet("fedavg", 4) as all_:
         whole = chain()

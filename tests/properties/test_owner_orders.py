@@ -117,7 +117,8 @@ def test_no_upload_and_no_round_is_lost(steps):
 
 @settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
-def test_a_stopped_run_ends_once_devices_are_there(steps):
+def test_stopped_run_ends_once_devices_come(steps):
+    """A stopped run ends once devices are there."""
     run = Run()
     for kind, value in steps:
         run.take(kind, value)

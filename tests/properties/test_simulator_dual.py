@@ -36,7 +36,7 @@ recipes = st.builds(
     inputs=st.integers(1, 6),
     seed=st.integers(0, 99),
 )
-def test_the_dense_trainer_agrees_with_the_loop(recipe, sizes, hidden, inputs, seed):
+def test_dense_trainer_agrees_with_the_loop(recipe, sizes, hidden, inputs, seed):
     """Updates and visited losses to 1e-5, with more samples than inputs and with fewer, clipped or not."""
     rng = np.random.default_rng(seed)
     network = OneHidden(inputs, hidden, 3) if hidden else Softmax(inputs, 3)

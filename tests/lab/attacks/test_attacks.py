@@ -24,7 +24,8 @@ def test_every_attack_has_results_of_its_own(attacked):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_labels_are_counted_without_a_mask_only(attacked, mode):
+def test_labels_are_counted_unmasked_only(attacked, mode):
+    """Labels are counted without a mask only."""
     result = attacked.result("label counts", mode, "label counts of a batch")
     assert result.success >= 0.95 if mode == "none" else abs(result.success - result.chance) <= 0.1
 
@@ -42,7 +43,8 @@ def test_no_image_is_read_under_a_mask(attacked, mode):
     assert all(r.success <= min(RECOVERY_DB, r.chance) for r in attacked.every("first-layer input", mode))
 
 
-def test_gradient_matching_finds_a_clear_image(attacked):
+def test_gradient_matching_finds_clear_image(attacked):
+    """Gradient matching finds a clear image."""
     assert attacked.result("gradient matching", "none", "DLG, MLP").success >= 30
 
 
@@ -66,7 +68,8 @@ def test_grey_levels_survive_permutations(attacked, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_membership_is_told_without_a_mask_only(attacked, mode):
+def test_membership_is_told_unmasked_only(attacked, mode):
+    """Membership is told without a mask only."""
     result = attacked.result("membership", mode, "membership of an image")
     assert result.success >= 0.6 if mode == "none" else abs(result.success - 0.5) <= 0.07
 
@@ -79,7 +82,7 @@ def test_permutations_show_layers(attacked, rounds):
     assert all(abs(found[m].success - found[m].chance) <= 0.05 for m in MIXING)
 
 
-def test_rounds_under_one_key_link_coordinates(attacked):
+def test_one_key_links_coordinates(attacked):
     """Few coordinates are placed exactly, but two hundred times as many as by chance, and more with every round."""
     for mode in PERMUTING:
         found = attacked.results("shadow matching", mode)
@@ -92,7 +95,7 @@ def test_rounds_under_one_key_link_coordinates(attacked):
 
 
 @pytest.mark.parametrize("mode", MASKS)
-def test_a_known_pair_or_mean_opens_permutations(attacked, mode):
+def test_known_pair_opens_permutations(attacked, mode):
     """And not a rotation."""
     pair, mean = attacked.results("known pair", mode), attacked.results("known mean", mode)
     places, opened = pair["known pair: places of coordinates"], pair["known pair: another update opened"]
@@ -137,7 +140,8 @@ def test_norms_and_losses_name_the_data(attacked, mode):
 
 
 @pytest.mark.parametrize("mode", MASKS)
-def test_probing_shows_layers_of_permutations(attacked, mode):
+def test_probing_shows_permuted_layers(attacked, mode):
+    """Probing shows layers of permutations."""
     result = attacked.result("active aggregator", mode, "probing: layer of a coordinate")
     if mode in PERMUTING:
         assert result.success >= 0.5
@@ -146,7 +150,7 @@ def test_probing_shows_layers_of_permutations(attacked, mode):
 
 
 @pytest.mark.parametrize("mode", MASKS)
-def test_statistics_are_read_under_a_mask_alone(attacked, mode):
+def test_statistics_are_read_if_masked(attacked, mode):
     """Not behind the dense matrix. The rotation's blocks give them almost exactly, its integers relations."""
     found = attacked.results("feature statistics", mode)
     alone, sent = (found[f"statistics-blocks, p 8, {way}"] for way in WAYS)
@@ -160,7 +164,7 @@ def test_statistics_are_read_under_a_mask_alone(attacked, mode):
         assert max(sent.success, sent.chance) <= 0.1
 
 
-def test_dot_products_tell_the_statistics_of_few_features(attacked):
+def test_dot_products_tell_few_features(attacked):
     """All of one or two features, part of four, none of eight."""
     found = attacked.results("feature statistics", "rotation")
     shares = [found[f"statistics-gram, p {p}"].success for p in (1, 2, 4, 8)]
@@ -180,7 +184,7 @@ def test_the_broker_sees_who_shares_a_model(attacked, mode):
 
 
 @pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "permutation"))
-def test_newcomers_and_thieves_open_no_earlier_round(attacked, mode):
+def test_newcomer_and_thief_open_no_past(attacked, mode):
     """A device opens the rounds since it was in step."""
     rows = {r.name: r.success for name in ("past rounds", "rounds since") for r in attacked.every(name, mode)}
     assert rows["past-rounds-newcomer"] == rows["past-rounds-stolen"] == 0

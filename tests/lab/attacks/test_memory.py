@@ -45,7 +45,7 @@ def joined(folder):
         ("shoal-edge", ["status", "{}/dev"]),
     ],
 )
-def test_the_owner_and_devices_leave_no_core_and_can_not_be_inspected(tmp_path, program, command):
+def test_owner_and_devices_leave_no_core(tmp_path, program, command):
     """The core limit is 0, for good, and PR_SET_DUMPABLE is off when a command that handles keys ends."""
     joined(tmp_path)
     assert end_of(program, *(c.format(tmp_path) for c in command)) == "ended: 0 0 0"

@@ -36,7 +36,8 @@ def test_every_command_saves_and_prints_json():
 
 
 @pytest.mark.parametrize(("words", "mode"), [((), "rotation"), (("--mode", "permutation"), "permutation")])
-def test_options_reach_the_bench_and_figures_the_file(monkeypatch, capsys, tmp_path, words, mode):
+def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words, mode):
+    """Options reach the bench and figures the file."""
     asked = []
     monkeypatch.setattr(rounds, "measure", lambda *given: asked.append(given) or {"mode": given[-1]})
     monkeypatch.setattr(rounds, "words", lambda data: ["a", data["mode"]])

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(("cores", "bound_s"), [(2, 0.05), (10, 0.01), (64, 0.01)])
-def test_the_bound_spreads_trainings_over_cores(cores, bound_s):
+def test_bound_spreads_trainings_over_cores(cores, bound_s):
     """More cores than devices do not shorten a training."""
     found = rounds.figures([0.1, 0.2, 0.3], 0.01, 10, cores)
     assert found["seconds_bound_by_training"] == pytest.approx(bound_s)

@@ -56,7 +56,8 @@ def clusters_of(sizes, seed, lie):
         *(pytest.param(n, s, k, marks=pytest.mark.long) for n in LIES for s in ((6, 6), (9, 3)) for k in range(9)),
     ],
 )
-def test_the_others_are_grouped_as_if_nobody_lied(lie, sizes, seed):
+def test_others_are_grouped_without_the_lie(lie, sizes, seed):
+    """The others are grouped as if nobody lied."""
     honest = clusters_of(sizes, seed, told())
     assert len(set(honest.values())) == 2
     assert same_partition(clusters_of(sizes, seed, LIES[lie]), honest)

@@ -104,7 +104,8 @@ def finished(fleet):
     return scale
 
 
-def test_a_false_mean_square_ends_no_run_and_every_device_names_the_feature(tmp_path, monkeypatch):
+def test_false_mean_square_ends_no_run(tmp_path, monkeypatch):
+    """A false mean square ends no run and every device names the feature."""
     with fleet_with(tmp_path, monkeypatch, 5, "dev-01", squares) as fleet:
         scale = finished(fleet)
         assert scale.doubted == NAMED
@@ -129,7 +130,8 @@ def test_no_lie_of_one_device_ends_a_run(tmp_path, monkeypatch, devices, lie, pl
             assert scale.doubted == (), "refused, and in no mean"
 
 
-def test_statistics_are_doubted_in_no_honest_fleet(tmp_path, monkeypatch):
+def test_no_honest_statistics_are_doubted(tmp_path, monkeypatch):
+    """Statistics are doubted in no honest fleet."""
     with fleet_with(tmp_path, monkeypatch, 3, "", squares) as fleet:
         scale = finished(fleet)
         assert scale.doubted == ()

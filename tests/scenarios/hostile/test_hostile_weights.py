@@ -137,7 +137,8 @@ def honest_steps(tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", with_long(sorted(STRATEGIES), "fedavg"))
-def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(tmp_path, honest_steps, algorithm):
+def test_neither_count_nor_length_decides(tmp_path, honest_steps, algorithm):
+    """Neither a huge sample count nor a hundredfold update decides the model."""
     expected = honest_steps(algorithm, {})
     lies = {LIAR: reversed_with(MOST_SAMPLES), GIANT: times(100)}
     scene = Hostile(tmp_path / "hostile", lies, algorithm)
@@ -156,7 +157,8 @@ def test_neither_a_huge_sample_count_nor_a_hundredfold_update_decides_the_model(
 @pytest.mark.parametrize(
     "algorithm", with_long(["fedavg", "fedprox", "ifca", "cfl", "fedgroup", "fesem", "one-shot"], "fesem")
 )
-def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, honest_steps, algorithm):
+def test_false_count_weighs_three_devices(tmp_path, honest_steps, algorithm):
+    """A false sample count below the limit weighs three devices."""
     expected = honest_steps(algorithm, _one_group(algorithm))
     scene = Hostile(tmp_path / "hostile", {LIAR: reversed_with(100_000)}, algorithm, **_one_group(algorithm))
     with scene.fleet:
@@ -167,7 +169,7 @@ def test_a_false_sample_count_below_the_limit_weighs_three_devices(tmp_path, hon
         assert {w for r in records for w in r["capped"].values()} == {3.0 * TRAINING_SAMPLES}
 
 
-def test_a_device_that_reverses_its_updates_is_left_out_and_named(tmp_path):
+def test_reversed_updates_are_left_out(tmp_path):
     """Also by an aggregator that is killed in between: what it knew of the device is in the snapshot."""
     scene = Hostile(tmp_path, {LIAR: reversed_with(TRAINING_SAMPLES)}, rounds=5, quorum=1.0)
     with scene.fleet as fleet:
@@ -187,7 +189,7 @@ def _one_group(algorithm):
     return {**STRATEGIES[algorithm], "settings": settings}
 
 
-def test_a_restarted_aggregator_leaves_out_the_same_updates(tmp_path):
+def test_restart_leaves_out_the_same_updates(tmp_path):
     """It is killed in round 3, after it has acknowledged uploads and before the round is closed."""
     done = [run_with_a_giant(tmp_path / name, crash=name == "crash") for name in ("calm", "crash")]
     assert done[0] == done[1]

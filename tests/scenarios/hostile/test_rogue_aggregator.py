@@ -142,14 +142,15 @@ OVERSTEPS = {
 }
 
 
-def test_the_same_announcement_without_a_fault_is_followed(rogue):
+def test_faultless_announcement_is_followed(rogue):
     """The control: each announcement refused below differs from this one in one place."""
     rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
 
 
 @pytest.mark.parametrize("case", OVERSTEPS)
-def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
+def test_announcement_beyond_plan_is_refused(rogue, caplog, case):
+    """An announcement beyond the plan is refused."""
     alter, expected = OVERSTEPS[case]
     altered = alter(rogue.round_2)
     rogue.announce(altered)
@@ -161,14 +162,15 @@ def test_an_announcement_beyond_the_plan_is_refused(rogue, caplog, case):
     assert rogue.sent() == [1, 1], "a refused announcement must leave no trace"
 
 
-def test_no_device_trains_under_keys_that_the_owner_has_not_drawn(rogue, caplog):
+def test_no_training_under_undrawn_keys(rogue, caplog):
+    """No device trains under keys that the owner has not drawn."""
     rogue.announce(with_held(key_version=9)(rogue.round_2))
     assert rogue.sent() == [0, 0]
     assert len(reasons(caplog)) == 2
     assert reasons(caplog)[0] == "no keys of roster 9 have come yet"
 
 
-def test_no_device_trains_under_keys_that_the_owner_has_replaced(rogue):
+def test_no_training_under_replaced_keys(rogue):
     """A revoked device has them. The aggregator has got its new keys and does not use them for the round."""
     owner, before = rogue.fleet.stage.fleet, rogue.first.held.key_version
     owner.rotate()
@@ -185,12 +187,14 @@ def test_a_device_without_an_order_sits_out(rogue):
     assert rogue.sent() == [0, 1]
 
 
-def test_an_announcement_of_an_unknown_run_is_not_followed(rogue):
+def test_unknown_runs_are_not_followed(rogue):
+    """An announcement of an unknown run is not followed."""
     rogue.announce(dataclasses.replace(rogue.round_2, run_id=bytes(16)))
     assert rogue.sent() == [0, 0]
 
 
-def test_an_old_announcement_is_refused_after_a_newer_one(rogue, caplog):
+def test_old_announcement_is_refused(rogue, caplog):
+    """An old announcement is refused after a newer one."""
     rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
     rogue.announce(rogue.first)
@@ -198,7 +202,7 @@ def test_an_old_announcement_is_refused_after_a_newer_one(rogue, caplog):
     assert "run 1 round 1 announced after run 1 round 2" in reasons(caplog)[0]
 
 
-def test_an_old_announcement_is_refused_after_a_restart_too(rogue, caplog):
+def test_old_announcement_after_a_restart(rogue, caplog):
     """The high-water mark is on disk before the first byte of an upload is sent."""
     rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
@@ -209,7 +213,7 @@ def test_an_old_announcement_is_refused_after_a_restart_too(rogue, caplog):
     assert any("round 1 announced after" in r for r in reasons(caplog))
 
 
-def test_one_round_is_not_announced_twice_differently(rogue, caplog):
+def test_one_round_is_not_announced_twice(rogue, caplog):
     """A second task under the same number would let two updates of one round be compared."""
     rogue.announce(rogue.round_2)
     assert rogue.sent() == [1, 1]
@@ -238,7 +242,7 @@ def package_of(fleet):
 
 
 @pytest.mark.parametrize("change", [{"mode": "none"}, {"max_models": 9}, {"min_contributors": 1}, {"rounds": 1}])
-def test_a_plan_that_the_owner_did_not_sign_is_refused(rogue, caplog, change):
+def test_unsigned_plan_is_refused(rogue, caplog, change):
     """No downgrade: the aggregator can't take the mask away, name more models, or average fewer devices."""
     fleet = rogue.fleet
     plan = altered(fleet.plan, run=2, run_id=b"\7" * 16, **change)
@@ -250,7 +254,8 @@ def test_a_plan_that_the_owner_did_not_sign_is_refused(rogue, caplog, change):
     assert rogue.sent() == [1, 1], "the true run goes on"
 
 
-def test_an_earlier_run_is_not_taken_up_again(rogue, caplog):
+def test_earlier_run_is_not_taken_up_again(rogue, caplog):
+    """An earlier run is not taken up again."""
     fleet = rogue.fleet
     topic, first = Topics("demo").plan, encode(package_of(fleet))
     options = rogue.fleet.plan
@@ -291,7 +296,8 @@ BAD_MEANS = {
 
 
 @pytest.mark.parametrize("case", [*BAD_MEANS, "none of these"])
-def test_a_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
+def test_mean_is_added_as_the_plan_describes(rogue, caplog, case):
+    """A mean is added only as the plan describes it."""
     header, values, expected = BAD_MEANS.get(case, ({}, SMALL, ""))
     mean = publish_mean(rogue.fleet, values, **header)
     rogue.announce(after_a_step(mean)(rogue.round_2))
@@ -329,7 +335,7 @@ SIGNERS = {
 
 
 @pytest.mark.parametrize("case", SIGNERS)
-def test_a_checkpoint_is_taken_only_if_enough_devices_have_signed_its_state(rogue, caplog, case):
+def test_checkpoint_needs_enough_signatures(rogue, caplog, case):
     """One device helps the aggregator: it seals a state that it has made up. Otherwise nobody could make a checkpoint."""
     fleet, state = rogue.fleet, StateId(0, 1)
     envelope, digest = sealed_state(fleet, device_identity(fleet, "dev-00"), state, np.full(D, 0.5, np.float32))

@@ -121,7 +121,8 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("case", CRAFTED)
-def test_every_device_refuses_a_step_out_of_proportion_and_says_so(tmp_path, monkeypatch, case):
+def test_disproportionate_step_is_refused(tmp_path, monkeypatch, case):
+    """Every device refuses a step out of proportion and says so."""
     crafted, expected = CRAFTED[case]
     crafting(monkeypatch, 2, **crafted)
     with make_fleet(tmp_path / "fleet", rounds=4, deadline_s=5, min_contributors=3, mode="rotation") as fleet:
@@ -139,14 +140,16 @@ def test_every_device_refuses_a_step_out_of_proportion_and_says_so(tmp_path, mon
             assert max(states).round == 1, "the crafted step is not taken"
 
 
-def test_devices_that_come_late_and_make_tiny_updates_stay_in_step(tmp_path, monkeypatch):
+def test_late_devices_stay_in_step(tmp_path, monkeypatch):
+    """Devices that come late and make tiny updates stay in step."""
     with make_fleet(tmp_path / "fleet", rounds=6) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 3, 20)
         monkeypatch.setattr(held.HeldModels, "trained", lambda models, _: setattr(models._store, "longest", 1e-6))
         assert not any(r["declined"] for r in fleet.run(20))
 
 
-def test_a_device_that_refuses_alone_stops_nobody_and_keeps_what_it_has(tmp_path, monkeypatch):
+def test_refusing_alone_stops_nobody(tmp_path, monkeypatch):
+    """A device that refuses alone stops nobody and keeps what it has."""
     odd = "dev-01"
     trained = held.HeldModels.trained
     with make_fleet(tmp_path / "fleet", count=4, rounds=6, deadline_s=5, min_contributors=3, quorum=0.5) as fleet:
@@ -163,7 +166,8 @@ def test_a_device_that_refuses_alone_stops_nobody_and_keeps_what_it_has(tmp_path
         assert models.states.held, "its last model stays"
 
 
-def test_the_longest_update_is_known_after_a_restart(tmp_path):
+def test_longest_update_outlives_a_restart(tmp_path):
+    """The longest update is known after a restart."""
     with make_fleet(tmp_path / "fleet", rounds=4) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_device("dev-00")

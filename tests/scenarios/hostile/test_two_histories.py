@@ -95,7 +95,7 @@ def forked(tmp_path, caplog):
 
 @pytest.mark.parametrize(("at", "believed"), [(2, False), pytest.param(3, True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("all_said", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_an_aggregator_that_divides_a_fleet_convinces_no_device_that_was_away(tmp_path, caplog, at, believed, all_said):
+def test_divided_fleet_convinces_nobody_away(tmp_path, caplog, at, believed, all_said):
     """Of five devices three certify: neither half of four is enough, whatever the other half has signed beside it."""
     away = "dev-04"
     with forked_fleet(tmp_path, caplog, count=5, rounds=4, min_contributors=3) as forked:
@@ -117,7 +117,8 @@ def test_an_aggregator_that_divides_a_fleet_convinces_no_device_that_was_away(tm
         assert any(told in reason for reason in reasons(caplog)) == (not believed)
 
 
-def test_the_owner_sees_two_histories_when_devices_connect_again(forked):
+def test_two_histories_show_on_reconnecting(forked):
+    """The owner sees two histories when devices connect again."""
     forked.second_round(ONE, 0.01)
     forked.second_round(OTHER, 0.02)
     forked.reconnect()
@@ -128,7 +129,8 @@ def test_the_owner_sees_two_histories_when_devices_connect_again(forked):
     assert {ONE, OTHER} <= set(found.replace(",", "").replace(";", "").split())
 
 
-def test_the_owner_sees_two_histories_at_the_end_of_a_run(forked, caplog):
+def test_owner_sees_two_histories_at_the_end(forked, caplog):
+    """The owner sees two histories at the end of a run."""
     for device, value in ((ONE, 0.01), (OTHER, 0.02)):
         forked.second_round(device, value)
         order = forked.last[device].assignments[0]
@@ -146,7 +148,7 @@ def test_one_history_is_no_sign_of_anything(forked):
     assert reader_of(forked.fleet).histories() == []
 
 
-def test_a_device_that_sees_another_head_goes_on_and_says_so_to_the_owner(forked, caplog):
+def test_another_head_is_said_to_the_owner(forked, caplog):
     """The announcement passes on what the other device has signed about the round that this one took part in."""
     forked.second_round(ONE, 0.01)
     forked.second_round(OTHER, 0.02)
@@ -163,7 +165,8 @@ def test_a_device_that_sees_another_head_goes_on_and_says_so_to_the_owner(forked
     assert f"{OTHER} has signed another history or state than {ONE} was shown" in reader.histories()
 
 
-def test_a_device_whose_announcements_contradict_each_other_leaves_and_says_so_to_the_owner(forked, caplog):
+def test_contradicting_history_is_left(forked, caplog):
+    """A device whose announcements contradict each other leaves and says so to the owner."""
     forked.second_round(ONE, 0.01)
     forked.second_round(OTHER, 0.02)
     forked.last[ONE] = forked.last[OTHER]
@@ -176,7 +179,8 @@ def test_a_device_whose_announcements_contradict_each_other_leaves_and_says_so_t
     assert reader_of(forked.fleet).heads[ONE].round == FORKED_ROUND, "it stays so after a restart"
 
 
-def test_all_devices_state_their_heads_of_every_tenth_round_and_of_the_last(tmp_path):
+def test_heads_are_stated_every_tenth_round(tmp_path):
+    """All devices state their heads of every tenth round and of the last."""
     with make_fleet(tmp_path / "fleet", rounds=11) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 10, 60)
         assert {head.round for head in reader_of(fleet).heads.values()} == {10}

@@ -73,7 +73,7 @@ def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
-def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide, wide_result):
+def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result):
     """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
@@ -91,7 +91,7 @@ def test_what_is_asked_for_and_still_on_its_way_is_not_sent_again(tmp_path, wide
         assert thetas(fleet) == wide_result
 
 
-def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_path, wide, wide_result):
+def test_absent_aggregator_asks_for_upload(tmp_path, wide, wide_result):
     """The broker queues the reminders for it but not the upload: it requests the whole upload, once."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
@@ -114,7 +114,7 @@ def test_an_aggregator_that_is_away_during_the_first_sending_asks_for_it(tmp_pat
         assert thetas(fleet) == wide_result
 
 
-def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, wide_result):
+def test_broken_connections_load_comes_again(tmp_path, wide, wide_result):
     """The chunks are under way at QoS 0 when the connection of their device breaks."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
@@ -132,7 +132,7 @@ def test_what_a_breaking_connection_takes_with_it_is_sent_again(tmp_path, wide, 
         assert thetas(fleet) == wide_result
 
 
-def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wide):
+def test_returning_device_reminds_first(tmp_path, wide):
     """A reminder is held back while publishes are unacknowledged, so it must be the first of them."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
@@ -149,7 +149,8 @@ def test_a_device_that_is_back_reminds_before_it_says_anything_else(tmp_path, wi
         assert parse(sent[0].payload)[0].kind is ChunkKind.REMINDER
 
 
-def test_chunks_out_of_order_and_doubled_are_put_together(tmp_path, wide, wide_result):
+def test_disordered_chunks_fit_together(tmp_path, wide, wide_result):
+    """Chunks out of order and doubled are put together."""
     faults = RuledFaults([FaultRule(duplicate=0.5, reorder=0.8, reorder_s=0.5)], seed=3)
     with make_exact_fleet(tmp_path / "fleet", faults=faults, **wide) as fleet:
         fleet.run(100)
@@ -175,7 +176,7 @@ def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
+def test_late_upload_is_refused(tmp_path):
     """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
@@ -203,7 +204,7 @@ def test_a_late_upload_is_refused_and_the_device_moves_on(tmp_path):
         assert [r["contributed"] for r in records] == [2, 3, 3, 3]
 
 
-def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tmp_path, wide):
+def test_silent_device_is_left_at_deadline(tmp_path, wide):
     """Its connection seems open, but only two of three chunks arrived: the round closes with a quorum, and it waits again."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
@@ -214,7 +215,7 @@ def test_a_device_that_falls_silent_mid_upload_is_left_behind_at_the_deadline(tm
         assert records[0]["seconds"] == pytest.approx(15.0, abs=0.3)
 
 
-def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
+def test_device_gone_by_will_is_not_awaited(tmp_path):
     """The broker publishes its will: the round closes at once on its quorum, and the device's return brings it back."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
@@ -234,7 +235,7 @@ def test_a_device_that_says_goodbye_by_its_will_is_not_waited_for(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_the_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
+def test_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
     """The broker noticed the dead connection only after the device had come back on a new one."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -283,7 +284,7 @@ def test_a_short_partition_is_survived(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
+def test_lost_presence_is_said_again(tmp_path):
     """Long before the deadline of the gathering, which is all that would help otherwise."""
     tap = Wiretap()
     tap.lose(ending="/dev-01/state", hop=Hop.UP, times=1)
@@ -293,7 +294,7 @@ def test_a_presence_that_a_broker_loses_is_said_again(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
-def test_what_a_broker_does_not_hand_out_at_first_is_looked_for_once_more(tmp_path, undisturbed, what):
+def test_held_back_messages_are_looked_for(tmp_path, undisturbed, what):
     """The retained round, or plan, is lost on its way to a device that has just connected; the deadline is 600 s away."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:

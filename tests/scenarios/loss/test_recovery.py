@@ -49,7 +49,7 @@ def algorithm(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("at_round", with_long([1, 4, 5], 4))
-def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_path, algorithm, at_round):
+def test_stored_uploads_count_once(tmp_path, algorithm, at_round):
     """It resumes the round: stored updates are not requested again, and the result is bit for bit the same."""
     options, clusters, norms, models = algorithm
     tap = Wiretap()
@@ -79,7 +79,7 @@ def test_an_aggregator_that_dies_with_some_uploads_stored_counts_each_once(tmp_p
 
 
 @ONE_FILE
-def test_an_aggregator_that_dies_before_the_commit_asks_again(tmp_path, undisturbed):
+def test_death_before_commit_asks_again(tmp_path, undisturbed):
     """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -136,7 +136,7 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("lost", ["upload", "answer"])
-def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, undisturbed, lost):
+def test_death_after_sealing_keeps_the_bytes(tmp_path, undisturbed, lost):
     """If its upload was lost, the stored bytes are sent again; if the answer was, it is repeated. The upload counts once."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -160,7 +160,7 @@ def test_a_device_that_dies_after_sealing_stands_by_the_same_bytes(tmp_path, und
         assert thetas(fleet) == undisturbed
 
 
-def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_path):
+def test_death_before_sealing_repeats_work(tmp_path):
     """Mini-batch order follows from plan, round and name: the second life reaches the vector that the first would have."""
     vectors = []
     for die in (False, True):
@@ -177,7 +177,7 @@ def test_a_device_that_dies_before_sealing_computes_the_same_update_again(tmp_pa
     assert vectors[0] == vectors[1]
 
 
-def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undisturbed):
+def test_answered_device_trains_once(tmp_path, undisturbed):
     """Its round still waits for another one: it sends a reminder of the stored upload, and is answered again."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
@@ -195,7 +195,8 @@ def test_an_answered_device_that_restarts_does_not_train_again(tmp_path, undistu
 
 
 @ONE_FILE
-def test_an_altered_update_on_the_aggregators_disk_is_noticed(tmp_path):
+def test_altered_stored_update_is_noticed(tmp_path):
+    """An altered update on the aggregators disk is noticed."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
@@ -220,7 +221,7 @@ def test_nobody_is_revived_twice(tmp_path):
             fleet.kill_aggregator()
 
 
-def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
+def test_mean_during_work_does_not_disturb(tmp_path):
     """A restarted aggregator seals the same mean again; the device continues with the model that it has."""
     with make_exact_fleet(tmp_path / "fleet", rounds=6) as fleet:
         device = next(iter(fleet.devices.values()))
@@ -241,7 +242,7 @@ def test_a_mean_that_comes_while_a_device_works_does_not_disturb_it(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_a_round_that_followed_a_deadline_is_found_again(tmp_path, monkeypatch):
+def test_round_after_deadline_is_found_again(tmp_path, monkeypatch):
     """It does not follow from the uploads of the round before, and devices do no announced round twice."""
 
     class Crash(BaseException):

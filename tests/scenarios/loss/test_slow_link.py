@@ -15,7 +15,7 @@ SMALL_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
 
 
 @pytest.mark.parametrize("count", [8, 24], ids=["first sent at QoS 0", "first sent at QoS 1"])
-def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count):
+def test_long_queues_send_nothing_twice(tmp_path, logistic, count):
     """Half a minute of queue a round: devices remind the aggregator, which has all of it to come, and asks for nothing."""
     data = grouped_data(count, n=10, inputs=INPUTS)
     tap = Wiretap()
@@ -36,7 +36,7 @@ def test_nothing_is_sent_twice_however_long_the_queue(tmp_path, logistic, count)
 
 
 @pytest.mark.parametrize("seconds", [4, 40, 400], ids=lambda s: f"{s} s a round")
-def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, seconds):
+def test_slow_links_get_no_model_twice(tmp_path, logistic, seconds):
     """Nor the run's package, which is longer: the device checks for lost messages, and finds none."""
     data = grouped_data(2, n=10, inputs=INPUTS)
     tap = Wiretap()
@@ -50,7 +50,7 @@ def test_no_model_is_sent_twice_to_a_device_on_a_slow_link(tmp_path, logistic, s
         assert len(set(large)) == len(large)
 
 
-def test_an_aggregator_that_stored_an_upload_and_died_acknowledges_it_from_the_reminder(tmp_path, undisturbed):
+def test_reminder_of_stored_upload_suffices(tmp_path, undisturbed):
     """The answer got lost with it: the upload does not travel again."""
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:

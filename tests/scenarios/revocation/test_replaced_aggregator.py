@@ -80,7 +80,8 @@ def test_devices_go_over_to_the_new_one(tmp_path, name, count):
         assert {fleet.model(each).run for each in online} == {fleet.plan.run}
 
 
-def test_a_device_that_slept_through_a_whole_run_of_the_new_one_takes_part_in_the_next(tmp_path):
+def test_sleeper_takes_part_in_the_next_run(tmp_path):
+    """A device that slept through a whole run of the new one takes part in the next."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 60)
         fleet.kill_device(ASLEEP)
@@ -99,7 +100,7 @@ def test_a_device_that_slept_through_a_whole_run_of_the_new_one_takes_part_in_th
         assert fleet.model(ASLEEP).run == fleet.plan.run
 
 
-def test_the_run_in_progress_ends_and_its_newest_model_stays(tmp_path):
+def test_run_in_progress_ends_keeping_models(tmp_path):
     """Also on a device that was training, or waited for an answer."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 3, 60)
@@ -114,7 +115,8 @@ def test_the_run_in_progress_ends_and_its_newest_model_stays(tmp_path):
         fleet.run(600)
 
 
-def test_a_run_begins_with_the_certified_model_of_a_device(tmp_path):
+def test_run_begins_with_a_certified_model(tmp_path):
+    """A run begins with the certified model of a device."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_device(ASLEEP)
@@ -165,7 +167,8 @@ def test_a_run_begins_with_the_certified_model_of_a_device(tmp_path):
         refused(data, UntrustedError, "are needed")
 
 
-def test_a_device_without_certificates_says_so(tmp_path):
+def test_device_without_certificates_says_so(tmp_path):
+    """A device without certificates says so."""
     with pytest.raises(IntegrityError, match="holds no certified model"):
         certified_file(tmp_path)
 
@@ -187,7 +190,8 @@ def test_the_old_one_is_refused_by_devices(tmp_path):
         fleet.run(600)
 
 
-def test_the_old_one_ends_when_it_sees_the_owners_roster(tmp_path):
+def test_old_one_ends_at_the_owners_roster(tmp_path):
+    """The old one ends when it sees the owners roster."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=50, shards=1, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         first = fleet.plan
@@ -210,7 +214,7 @@ def test_the_old_one_ends_when_it_sees_the_owners_roster(tmp_path):
         assert fleet.plan.run > first.run
 
 
-def test_a_member_can_t_make_itself_the_aggregator(tmp_path):
+def test_member_can_t_make_itself_aggregator(tmp_path):
     """A device holds the newest broadcast key, and the owner has not signed the roster that it makes."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=50, shards=1, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 60)

@@ -59,7 +59,7 @@ def test_the_fleet_goes_on_with_the_next_run(fleet, tmp_path):
     assert all("dev-04" not in record["norms"] for record in fleet.records())
 
 
-def test_the_lost_run_begun_again_blames_the_server_alone(fleet, tmp_path, caplog):
+def test_lost_run_again_blames_the_server(fleet, tmp_path, caplog):
     """The owner, or who has recorded the request, sends the old run again: no device computes a round twice."""
     package = next((fleet.stage.aggregator_dir / "runs").glob("*.run")).read_bytes()
     lose_and_restore(fleet, tmp_path)

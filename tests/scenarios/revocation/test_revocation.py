@@ -56,7 +56,7 @@ def readable(fleet, name, sealed):
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "while the aggregator is away"])
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
-def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog):
+def test_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog):
     """The open round closes, and the next announcement is under new keys; the revoked device can neither read nor send."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
@@ -102,7 +102,7 @@ def test_the_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog
         assert refused == [], "nobody listens to what it can't read any more"
 
 
-def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_path):
+def test_revoked_device_opens_no_later_round(tmp_path):
     """It has the whole recording and every key that it was ever given; the keys of the round before open nothing."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=6, quorum=1.0) as fleet:
@@ -133,7 +133,7 @@ def test_a_revoked_device_opens_no_mean_and_no_checkpoint_of_a_later_round(tmp_p
     ],
     ids=["the roster", "roster and keys"],
 )
-def test_nobody_works_on_while_the_aggregator_does_not_hear_of_a_revocation(tmp_path, hidden, waiting):
+def test_nobody_works_before_server_knows(tmp_path, hidden, waiting):
     """Its own new keys say so to it; and if it hides or misses those as well, the devices' new keys say so to them."""
     rules = [FaultRule(f"+/+/+/{topic}/#", hop=Hop.DOWN, drop=1.0) for topic in hidden]
     with make_fleet(
@@ -164,7 +164,7 @@ def test_groups_outlive_a_revocation(tmp_path):
         assert same_partition(records[-1]["clusters"], {d: g for d, g in truth_of(6, 2).items() if d != "dev-05"})
 
 
-def test_a_newcomer_after_a_revocation_finds_task_and_model_in_a_checkpoint(tmp_path):
+def test_newcomer_after_a_revocation_joins(tmp_path):
     """The run package is sealed under a content key that it never gets."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
@@ -182,7 +182,7 @@ def test_a_newcomer_after_a_revocation_finds_task_and_model_in_a_checkpoint(tmp_
         assert fleet.devices["dev-04"].runtime.following == fleet.plan.run
 
 
-def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
+def test_absent_device_learns_of_revocation(tmp_path):
     """It finds its new keys, the roster and a checkpoint on the broker."""
     with make_fleet(tmp_path / "fleet", count=5, rounds=9, quorum=0.5, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
@@ -197,7 +197,7 @@ def test_a_device_that_was_away_while_another_was_revoked_catches_up(tmp_path):
         assert fleet.model("dev-01").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
 
 
-def test_a_recorded_roster_and_recorded_keys_bring_nobody_back(tmp_path, caplog):
+def test_recordings_bring_nobody_back(tmp_path, caplog):
     """The broker replays the retained messages from before the revocation."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=2) as fleet:
         fleet.stage.fleet.renew()

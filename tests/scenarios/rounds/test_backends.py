@@ -23,7 +23,8 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("device", BACKENDS[1:])
 @pytest.mark.parametrize("algorithm", with_long(CASES, "fedgroup"))
-def test_torch_finds_the_clusters_that_numpy_finds(tmp_path, algorithm, device):
+def test_torch_finds_numpys_clusters(tmp_path, algorithm, device):
+    """Torch finds the clusters that numpy finds."""
     clusters, thetas = [], []
     for number, backend in enumerate([make("numpy"), make(device)]):
         options = {"algorithm": algorithm, "mode": "rotation", "seed": 1, **CASES[algorithm]}

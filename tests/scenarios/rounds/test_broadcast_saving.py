@@ -80,7 +80,7 @@ def test_saving_changes_no_model(runs):
     assert [e["kind"] for r in records for e in r["events"]][-1] == "broadcast-narrowed"
 
 
-def test_a_device_that_sits_out_receives_no_model(tmp_path):
+def test_device_sitting_out_gets_no_model(tmp_path):
     """With half of the devices drawn a round, the others fetch nothing; they choose again when they are drawn."""
     everybody = play(tmp_path / "all", {"k": "2"}, rounds=10)
     records, _, received, announced = play(tmp_path / "half", {"k": "2"}, rounds=10, participation=0.5)

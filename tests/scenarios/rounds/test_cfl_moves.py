@@ -28,7 +28,8 @@ def moves(records):
 
 
 @pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "permutation"))
-def test_a_device_whose_data_have_changed_changes_clusters(tmp_path, mode):
+def test_changed_data_change_the_cluster(tmp_path, mode):
+    """A device whose data have changed changes clusters."""
     with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS, mode=mode) as fleet:
         fleet.run_until(lambda: fleet.closed() == EVERY, 10)
         assert same_partition(fleet.records()[-1]["clusters"], truth_of(COUNT, 2))
@@ -70,7 +71,8 @@ def calm(tmp_path_factory):
 
 
 @pytest.mark.parametrize("answered", with_long([0, 3], 3))
-def test_an_aggregator_that_dies_in_the_round_of_a_move_ends_with_the_same_models(tmp_path, calm, answered):
+def test_death_in_a_move_changes_no_model(tmp_path, calm, answered):
+    """An aggregator that dies in the round of a move ends with the same models."""
     with make_exact_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS) as fleet:
         before_the_move(fleet)
         for _ in range(answered):

@@ -41,7 +41,7 @@ def outputs(theta, x):
     return OrtModel(logistic_bundle(INPUTS, CLASSES)).predict(theta, x)
 
 
-def test_the_final_round_reports_on_the_leaf_and_keeps_the_rest(ended):
+def test_final_round_reports_leaf_keeps_path(ended):
     """Clusters and accuracy are the leaves', as without `path`; the root's model is stored as well, the same for all devices."""
     fleet, records = ended
     assert same_partition(records[-1]["clusters"], truth_of(8, 2))
@@ -58,7 +58,7 @@ def test_the_final_round_reports_on_the_leaf_and_keeps_the_rest(ended):
     assert len(roots) == 1
 
 
-def test_predictions_by_node_and_by_all_together(ended, samples):
+def test_predictions_by_node_and_ensemble(ended, samples):
     """Any model on the path answers, and the average of all models' outputs does."""
     fleet, _ = ended
     path, x = samples
@@ -73,7 +73,7 @@ def test_predictions_by_node_and_by_all_together(ended, samples):
     assert not np.array_equal(mine.argmax(1), general.argmax(1))
 
 
-def test_the_command_line_answers_by_node_and_ensemble(ended, samples, capsys, monkeypatch):
+def test_command_line_answers_by_node(ended, samples, capsys, monkeypatch):
     """`shoal-edge predict --node N | --ensemble`; both at once are refused."""
     from edge_client import cli
 
@@ -96,7 +96,8 @@ def test_the_command_line_answers_by_node_and_ensemble(ended, samples, capsys, m
     assert call("--node", "0", "--ensemble")[0] not in (0, None)
 
 
-def test_without_path_nothing_is_kept_beside_the_own_model(tmp_path, samples):
+def test_without_path_only_own_model_is_kept(tmp_path, samples):
+    """Without path nothing is kept beside the own model."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **{**CFL, "settings": {}}) as fleet:
         fleet.run(10)
         directory, own = fleet.stage.device_dir("dev-00"), fleet.model("dev-00")

@@ -72,7 +72,8 @@ def declines_of(fleet, tap, name=ODD):
 
 
 @pytest.mark.parametrize(("change", "reason"), [(unfit, "data"), (exploding, "task")])
-def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, reason, caplog):
+def test_nobody_waits_for_an_unable_device(tmp_path, change, reason, caplog):
+    """Nobody waits for a device that can't."""
     tap = Wiretap()
     with fleet_of(tmp_path, change, tap=tap) as fleet:
         records = fleet.run(DEADLINE_S)
@@ -91,7 +92,7 @@ def test_nobody_waits_for_a_device_that_can_not(tmp_path, change, reason, caplog
 
 @pytest.mark.parametrize("least", [2, 3])
 @pytest.mark.parametrize("odd", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
-def test_one_of_three_that_can_not_stops_a_run_only_if_a_mean_takes_three(tmp_path, odd, least):
+def test_unable_device_stops_small_fleets(tmp_path, odd, least):
     """With the defaults of `run start` for quorum and deadline."""
     data = grouped_data(3)
     name = list(data)[odd]
@@ -120,7 +121,8 @@ def test_only_a_word_leaves_the_device(tmp_path):
         assert first == Decline("demo", ODD, fleet.plan.run_id, nonce, int(DeclineReason.DATA))
 
 
-def test_the_others_learn_what_they_would_without_it(tmp_path):
+def test_others_learn_as_without_it(tmp_path):
+    """The others learn what they would without it."""
     with fleet_of(tmp_path, unfit) as fleet:
         fleet.run(DEADLINE_S)
         found = model_of(fleet, "dev-00")
@@ -134,7 +136,8 @@ def model_of(fleet, name):
     return fleet.model(name).theta
 
 
-def test_a_round_that_all_decline_says_so_and_goes_on_with_whoever_is_mended(tmp_path):
+def test_round_that_all_decline_goes_on(tmp_path):
+    """A round that all decline says so and goes on with whoever is mended."""
     data = {name: unfit(batch) for name, batch in grouped_data(3).items()}
     with make_fleet(tmp_path / "fleet", data, quorum=1.0, rounds=1) as fleet:
         fleet.run_until(lambda: fleet.service is not None and "fit" in fleet.service.status(), DEADLINE_S)
@@ -148,7 +151,7 @@ def test_a_round_that_all_decline_says_so_and_goes_on_with_whoever_is_mended(tmp
         assert records[0]["declined"] == {}
 
 
-def test_a_device_restarted_with_data_of_another_task_waits_for_a_later_run(tmp_path, caplog):
+def test_restart_with_other_data_waits(tmp_path, caplog):
     """The stored run is over, and its task would end the program; the samples fit that of the next run."""
     with make_fleet(tmp_path / "fleet", grouped_data(3), rounds=1) as fleet:
         fleet.run(DEADLINE_S)
@@ -166,7 +169,7 @@ def test_a_device_restarted_with_data_of_another_task_waits_for_a_later_run(tmp_
         assert fleet.devices["dev-00"].runtime.following == fleet.plan.run
 
 
-def test_a_device_shows_why_it_can_not_do_a_run_until_it_can(tmp_path, caplog):
+def test_device_shows_why_it_can_not(tmp_path, caplog):
     """Its status has the reason, `doctor` compares with the refused task, and nothing reads as an attack on a topic."""
     with make_fleet(tmp_path / "fleet", data_with(unfit), quorum=0.5, rounds=30) as fleet:
         files = DeviceState(fleet.stage.device_dir(ODD))
@@ -194,7 +197,7 @@ def checked_data(files, data):
     return next(c for c in found if c.name == "data")
 
 
-def test_an_aggregator_that_was_started_again_is_told_again(tmp_path):
+def test_restarted_aggregator_is_told_again(tmp_path):
     """It restarts in the middle of the round, with one device still to answer."""
     tap = Wiretap()
     with fleet_of(tmp_path, exploding, tap=tap, rounds=1) as fleet:
@@ -235,7 +238,8 @@ def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE
     fleet.settle()
 
 
-def test_what_is_said_in_its_name_changes_nothing(waiting, caplog):
+def test_words_in_its_name_change_nothing(waiting, caplog):
+    """What is said in its name changes nothing."""
     fleet, tap = waiting
     now, before = announcements(fleet, tap)[-1], announcements(fleet, tap)[0]
     true = Decline("demo", ODD, fleet.plan.run_id, now.nonce, int(DeclineReason.DATA))
@@ -252,7 +256,7 @@ def test_what_is_said_in_its_name_changes_nothing(waiting, caplog):
     assert fleet.records()[-1]["declined"] == {ODD: "upload"}
 
 
-def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tmp_path):
+def test_refused_run_is_declined_once(tmp_path):
     """It is fetched again every few seconds: its data may have been mended."""
     tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
@@ -263,7 +267,7 @@ def test_a_run_that_is_refused_is_declined_once_however_often_it_is_looked_at(tm
         fleet.run(2 * DEADLINE_S)
 
 
-def test_data_that_are_mended_while_the_device_lives_are_taken_up(tmp_path):
+def test_mended_data_are_taken_up(tmp_path):
     """And the earlier reason is not reported again."""
     tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
@@ -280,7 +284,7 @@ def test_data_that_are_mended_while_the_device_lives_are_taken_up(tmp_path):
         assert [r["contributed"] for r in records] == [4] * 5
 
 
-def test_what_is_played_back_makes_nobody_decline(tmp_path):
+def test_replay_makes_nobody_decline(tmp_path):
     """An older announcement, also of the round that is open: as many as a broker likes."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2) as fleet:
@@ -301,7 +305,7 @@ def test_what_is_played_back_makes_nobody_decline(tmp_path):
         assert [r["contributed"] for r in fleet.run(DEADLINE_S)] == [3, 3, 3]
 
 
-def test_a_newcomer_whose_data_do_not_fit_says_so(tmp_path):
+def test_newcomer_with_unfit_data_says_so(tmp_path):
     """It begins with a checkpoint; data that are mended are taken up there as well."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=DEADLINE_S, faults=tap) as fleet:
@@ -321,7 +325,8 @@ def test_a_newcomer_whose_data_do_not_fit_says_so(tmp_path):
         assert "dev-04" in records[-1]["clusters"]
 
 
-def test_nobody_waits_for_a_device_whose_upload_was_refused(tmp_path):
+def test_refused_uploaders_are_not_awaited(tmp_path):
+    """Nobody waits for a device whose upload was refused."""
     data = grouped_data(4)
     data[ODD] = Dataset(data[ODD].x * 40, data[ODD].y)
     with make_fleet(tmp_path / "fleet", data, quorum=0.5, deadline_s=DEADLINE_S, norm_limit=5.0) as fleet:
@@ -330,7 +335,7 @@ def test_nobody_waits_for_a_device_whose_upload_was_refused(tmp_path):
         assert [r["declined"] for r in records] == [{ODD: "upload"}] * 3 + [{}]
 
 
-def test_a_fault_of_all_that_are_asked_does_not_use_up_the_run(tmp_path):
+def test_common_fault_uses_up_no_run(tmp_path):
     """A few are drawn each round, and no sample fits: at most one round is used up per deadline."""
     data = {name: unfit(batch) for name, batch in grouped_data(6).items()}
     with make_fleet(tmp_path / "fleet", data, rounds=20, quorum=0.5, participation=0.3, deadline_s=DEADLINE_S) as fleet:

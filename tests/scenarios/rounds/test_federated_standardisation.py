@@ -71,7 +71,8 @@ def scales(fleet):
 @pytest.mark.parametrize(
     "mode", with_long(["rotation", "permutation", "signed-permutation", "none"], "rotation", "none")
 )
-def test_all_devices_have_the_scale_of_the_fleet_in_every_mode(tmp_path, mode):
+def test_all_modes_have_the_fleets_scale(tmp_path, mode):
+    """All devices have the scale of the fleet in every mode."""
     with LoopbackFleet(tmp_path, bundle(), data(), options(mode=mode)) as fleet:
         fleet.run(LIMIT_S)
         found = scales(fleet)
@@ -83,7 +84,8 @@ def test_all_devices_have_the_scale_of_the_fleet_in_every_mode(tmp_path, mode):
 
 
 @pytest.mark.parametrize(("shards", "changes"), [(2, {}), (1, {"norm_noise": 0.05, "weighting": "uniform"})])
-def test_workers_noise_and_uniform_weights_leave_the_fleet_one_scale(tmp_path, shards, changes):
+def test_other_choices_keep_one_scale(tmp_path, shards, changes):
+    """Workers noise and uniform weights leave the fleet one scale."""
     with LoopbackFleet(
         tmp_path, logistic_bundle(classes=100, data=DATA), data(), options(**changes), shards=shards
     ) as fleet:
@@ -103,7 +105,8 @@ def test_workers_noise_and_uniform_weights_leave_the_fleet_one_scale(tmp_path, s
         *with_long([("ifca", {"k": "2"}), ("one-shot", {"k": "1"}), ("fesem", {"k": "1"})]),
     ],
 )
-def test_every_algorithm_follows_the_statistics(tmp_path, algorithm, settings):
+def test_every_algorithm_follows_statistics(tmp_path, algorithm, settings):
+    """Every algorithm follows the statistics."""
     least = 1 if algorithm == "local" else 3
     chosen = options(algorithm, settings=settings, rounds=5, min_contributors=least)
     with LoopbackFleet(tmp_path, bundle(), data(), chosen) as fleet:
@@ -113,7 +116,8 @@ def test_every_algorithm_follows_the_statistics(tmp_path, algorithm, settings):
         assert [event["kind"] for event in fleet.records()[0]["events"]] == ["statistics"]
 
 
-def test_the_statistics_take_a_round_and_the_others_train(tmp_path):
+def test_statistics_take_one_round(tmp_path):
+    """The statistics take a round and the others train."""
     with LoopbackFleet(tmp_path, bundle(), data(), options(rounds=8)) as fleet:
         records = fleet.run(LIMIT_S)
         losses = [record["loss"] for record in records[1:-1]]
@@ -124,7 +128,8 @@ def test_the_statistics_take_a_round_and_the_others_train(tmp_path):
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its statistics", "after them"])
-def test_a_device_that_is_killed_has_the_same_scale_afterwards(tmp_path, before):
+def test_killed_device_has_the_same_scale(tmp_path, before):
+    """A device that is killed has the same scale afterwards."""
     with LoopbackFleet(tmp_path, bundle(), data(), options(deadline_s=3600.0)) as fleet:
         if before:
             fleet.run_until(lambda: fleet.service is not None and fleet.service.state.plan is not None, LIMIT_S)
@@ -136,7 +141,8 @@ def test_a_device_that_is_killed_has_the_same_scale_afterwards(tmp_path, before)
         assert len(set(scales(fleet).values())) == 1
 
 
-def test_the_aggregator_may_be_killed_between_statistics_and_training(tmp_path):
+def test_kill_between_scale_and_training(tmp_path):
+    """The aggregator may be killed between statistics and training."""
     with LoopbackFleet(tmp_path, bundle(), data(), options()) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, LIMIT_S)
         fleet.kill_aggregator()
@@ -146,7 +152,8 @@ def test_the_aggregator_may_be_killed_between_statistics_and_training(tmp_path):
         assert sum(event["kind"] == "statistics" for r in fleet.records() for event in r["events"]) == 1
 
 
-def test_a_device_that_joins_later_gets_the_scale_by_a_checkpoint(tmp_path):
+def test_later_device_finds_scale_sealed(tmp_path):
+    """A device that joins later gets the scale by a checkpoint."""
     with LoopbackFleet(tmp_path, bundle(), data(), options(rounds=16)) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 3, LIMIT_S)
         fleet.add_device("dev-9", data(1)["dev-0"])
@@ -157,7 +164,8 @@ def test_a_device_that_joins_later_gets_the_scale_by_a_checkpoint(tmp_path):
         assert fleet.model("dev-9").cluster == 0
 
 
-def test_statistics_of_too_few_devices_are_repeated_and_nothing_is_trained(tmp_path):
+def test_statistics_of_too_few_are_repeated(tmp_path):
+    """Statistics of too few devices are repeated and nothing is trained."""
     given = data()
     given["dev-3"].x[:, 2] = np.nan  # it declines: a feature without a value has no statistics
     chosen = options(min_contributors=4, quorum=0.5, rounds=3, deadline_s=5.0)
@@ -169,7 +177,7 @@ def test_statistics_of_too_few_devices_are_repeated_and_nothing_is_trained(tmp_p
 
 
 @pytest.mark.parametrize("matrix", [False, True], ids=["under the mask alone", "as fleets send them"])
-def test_the_aggregator_of_a_fleet_reads_no_statistics_from_its_uploads(tmp_path, monkeypatch, matrix):
+def test_aggregator_reads_no_statistics(tmp_path, monkeypatch, matrix):
     """The attack reads them to a few hundredths of their spread in a fleet whose devices leave the dense matrix out."""
     if not matrix:
         monkeypatch.setattr("edge_client.run.held_models.behind_matrix", lambda key, _secret, _size: key)

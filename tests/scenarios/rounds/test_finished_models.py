@@ -68,7 +68,7 @@ def run_in_use(fleet):
     return answers.choose(fleet.stage.device_dir(NAME)).own.run
 
 
-def test_the_finished_model_answers_while_the_next_run_is_trained(fleet, source):
+def test_finished_model_answers_meanwhile(fleet, source):
     """Fault B3: with one model.bin, predictions fell to chance as soon as an untrained run began."""
     folder = fleet.stage.device_dir(NAME)
     first = answers.predict(folder, source)
@@ -82,7 +82,8 @@ def test_the_finished_model_answers_while_the_next_run_is_trained(fleet, source)
     assert (live == truth).mean() < (first == truth).mean()
 
 
-def test_a_better_model_takes_over_when_its_run_ends(fleet):
+def test_better_model_takes_over_at_the_end(fleet):
+    """A better model takes over when its run ends."""
     begin_run(fleet, local=LocalTraining(epochs=0, steps=40, batch_size=0, lr=1.0), rounds=4)
     train_a_round(fleet)
     assert run_in_use(fleet) == 1
@@ -95,7 +96,7 @@ def test_a_better_model_takes_over_when_its_run_ends(fleet):
     assert chosen.own.theta.tobytes() == thetas(fleet)[NAME]
 
 
-def test_a_model_answers_with_its_own_task_while_another_task_is_trained(fleet, source):
+def test_model_answers_with_its_own_task(fleet, source):
     """The next task's model has another length: only the stored task of run 1 can use run 1's model."""
     folder = fleet.stage.device_dir(NAME)
     first = answers.predict(folder, source)
@@ -108,7 +109,8 @@ def test_a_model_answers_with_its_own_task_while_another_task_is_trained(fleet, 
     assert np.array_equal(answers.predict(folder, source), first)
 
 
-def test_the_last_three_models_stay_and_nothing_else(fleet):
+def test_last_three_models_stay(fleet):
+    """The last three models stay and nothing else."""
     for seed in (5, 6, 7):
         begin_run(fleet, seed=seed)
         finish(fleet)
@@ -121,7 +123,7 @@ def test_the_last_three_models_stay_and_nothing_else(fleet):
     assert len(expected) == 7
 
 
-def test_earlier_models_are_measured_again_on_the_samples_of_the_newest_run(fleet):
+def test_earlier_models_are_measured_again(fleet):
     """The figures of two runs can be compared only if they are of the same samples."""
     before = store(fleet).models()[0].validation
     old = grouped_data(3)[NAME]
@@ -134,7 +136,8 @@ def test_earlier_models_are_measured_again_on_the_samples_of_the_newest_run(flee
     assert after.validation.accuracy < before.accuracy
 
 
-def test_a_device_that_was_away_at_the_end_records_the_final_model(tmp_path):
+def test_absent_device_records_final_model(tmp_path):
+    """A device that was away at the end records the final model."""
     with make_fleet(tmp_path / "fleet", quorum=0.6, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == 3, 100)
         fleet.kill_device(NAME)
@@ -146,7 +149,7 @@ def test_a_device_that_was_away_at_the_end_records_the_final_model(tmp_path):
         assert (model.run, model.round) == (1, 4)
 
 
-def test_a_final_model_missing_from_the_list_is_fetched_again(tmp_path):
+def test_unlisted_final_model_is_fetched(tmp_path):
     """An update may have been sent by a version that has no list."""
     with make_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         finish(fleet)
@@ -157,7 +160,8 @@ def test_a_final_model_missing_from_the_list_is_fetched_again(tmp_path):
         assert store(fleet).models()[0].own == store(fleet, "dev-01").models()[0].own
 
 
-def test_a_full_disk_at_the_end_of_a_run_raises_the_error_of_every_other_write(tmp_path, monkeypatch):
+def test_full_disk_at_the_end_is_an_error(tmp_path, monkeypatch):
+    """A full disk at the end of a run raises the error of every other write."""
     with make_fleet(tmp_path / "fleet") as fleet:
         fleet.run_until(lambda: fleet.closed() == 3, 100)
         real = edge_client.storage.finished_models.write_atomic
@@ -173,7 +177,7 @@ def test_a_full_disk_at_the_end_of_a_run_raises_the_error_of_every_other_write(t
         assert store(fleet).models() == ()
 
 
-def test_path_models_of_a_finished_run_answer_during_the_next(tmp_path):
+def test_path_models_answer_in_the_next_run(tmp_path):
     """`--node` and `--ensemble` work on the finished models too."""
     source = tmp_path / "x.npz"
     np.savez(source, x=grouped_data(8, 2)[NAME].x)
@@ -189,7 +193,8 @@ def test_path_models_of_a_finished_run_answer_during_the_next(tmp_path):
         assert np.array_equal(before, after)
 
 
-def test_the_command_line_names_the_run_that_answers(fleet, source, tmp_path, capsys, monkeypatch):
+def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, monkeypatch):
+    """The command line names the run that answers."""
     folder = str(fleet.stage.device_dir(NAME))
 
     def call(*arguments):
@@ -221,7 +226,8 @@ def test_the_command_line_names_the_run_that_answers(fleet, source, tmp_path, ca
     assert "cluster 0 of run 2, round 1" in said
 
 
-def test_before_the_first_end_the_live_model_answers_with_a_note(tmp_path, source, capsys, monkeypatch):
+def test_live_model_answers_with_a_note(tmp_path, source, capsys, monkeypatch):
+    """Before the first end the live model answers with a note."""
     with make_fleet(tmp_path / "fleet") as fleet:
         train_a_round(fleet)
         folder = str(fleet.stage.device_dir(NAME))

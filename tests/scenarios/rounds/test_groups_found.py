@@ -28,7 +28,8 @@ def events(records, *kinds):
 
 
 @pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "fedgroup", "one-shot"))
-def test_the_hidden_groups_are_found_without_their_number(tmp_path, algorithm):
+def test_groups_are_found_without_number(tmp_path, algorithm):
+    """The hidden groups are found without their number."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), algorithm=algorithm, **FINDS) as fleet:
         records = fleet.run(30)
         tried, found = events(records, "groups-tried", "groups-found")
@@ -61,7 +62,7 @@ def test_masks_change_no_group(tmp_path, algorithm):
     assert seen[0][1] == [(2, [3, 3])]
 
 
-def test_groups_take_turns_and_all_of_them_learn(tmp_path):
+def test_groups_take_turns_and_learn(tmp_path):
     """Two of eight devices a round, and a mean of two: a draw over the whole fleet would seldom hit one group twice."""
     options = {**FINDS, "rounds": 13, "participation": 0.25, "min_contributors": 2}
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), algorithm="fedgroup", **options) as fleet:
@@ -75,7 +76,8 @@ def test_groups_take_turns_and_all_of_them_learn(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", with_long(("ifca", "fedgroup"), "ifca"))
-def test_a_device_that_comes_later_joins_its_group(tmp_path, algorithm):
+def test_later_device_joins_its_group(tmp_path, algorithm):
+    """A device that comes later joins its group."""
     data = grouped_data(9, 2)
     late = data.pop("dev-08")
     with make_fleet(tmp_path / "fleet", data, algorithm=algorithm, **{**FINDS, "rounds": 11}) as fleet:
@@ -106,7 +108,8 @@ def calm(request, tmp_path_factory):
     ],
     indirect=["calm"],
 )
-def test_a_crash_in_any_round_of_a_trial_changes_no_bit(tmp_path, calm, round_):
+def test_crash_in_a_trial_changes_no_bit(tmp_path, calm, round_):
+    """A crash in any round of a trial changes no bit."""
     options, clusters, models = calm
     tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
@@ -128,7 +131,7 @@ def test_a_crash_in_any_round_of_a_trial_changes_no_bit(tmp_path, calm, round_):
     assert len(set(clusters.values())) == 2
 
 
-def test_a_device_that_misses_a_round_of_the_trial_comes_back(tmp_path):
+def test_missed_trial_round_is_made_up_for(tmp_path):
     """It lacks states of two rounds, and takes its group's model from a checkpoint."""
     options = {**FINDS, "quorum": 0.5, "deadline_s": 1.0, "rounds": 12}
     tap = Wiretap()

@@ -69,7 +69,7 @@ def finish(fleet, options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_under_uniform_weighting_no_upload_tells_how_much_data_a_device_has(tmp_path, name):
+def test_uniform_uploads_hide_data_sizes(tmp_path, name):
     """Every algorithm still works; counts and sizes of test shares are the same for all, though their data is not."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", uneven_data(6, 2), faults=tap, weighting="uniform", **RUNS[name]) as fleet:
@@ -90,7 +90,7 @@ def test_under_sample_weighting_they_do(tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
+def test_blurred_norms_lead_to_same_groups(tmp_path, name):
     """One per cent on every norm: the hidden groups as before, and every recorded norm differs."""
     with make_fleet(tmp_path / "exact", grouped_data(6, 2), **RUNS[name]) as fleet:
         exact = norms_of_the_first_round(fleet)
@@ -110,7 +110,8 @@ def test_blurred_norms_lead_to_the_same_groups(tmp_path, name):
         ({"algorithm": "ifca", "settings": {"normalise": "samples"}, "weighting": "uniform"}, "no sample counts"),
     ],
 )
-def test_the_owner_signs_no_run_that_gives_away_what_it_promises_to_hide(tmp_path, options, match):
+def test_owner_signs_no_broken_promise(tmp_path, options, match):
+    """The owner signs no run that gives away what it promises to hide."""
     with pytest.raises(ConfigError, match=match):
         make_fleet(tmp_path, **options)
 

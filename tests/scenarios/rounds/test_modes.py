@@ -68,7 +68,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "modes"), CASES)
-def test_every_mode_gives_the_same_clusters_and_models(tmp_path, name, modes):
+def test_modes_give_the_same_models(tmp_path, name, modes):
     """The hidden groups, if there are any, and every device's model: bit for bit, under a rotation to 1e-5 of the clear one."""
     ends = {}
     for mode in modes:
@@ -85,7 +85,7 @@ def test_every_mode_gives_the_same_clusters_and_models(tmp_path, name, modes):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
+def test_plan_status_and_uploads_state_mode(tmp_path, mode, caplog):
     """The owner signs it, a device's status shows it, every upload repeats it, and its key id is that of the round's mask."""
     tap = Wiretap()
     caplog.set_level(logging.INFO)
@@ -102,7 +102,7 @@ def test_plan_status_and_uploads_state_the_mode(tmp_path, mode, caplog):
     assert f"mode: {mode}" in shown.stdout
 
 
-def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded_in_the_clear(tmp_path):
+def test_rotated_uploads_share_no_value(tmp_path):
     """The same fleet, the same round: a permutation preserves every value, a rotation none, and both preserve the norm."""
     bodies = {}
     for mode in MODES:
@@ -118,7 +118,8 @@ def test_what_is_uploaded_under_a_rotation_shares_no_value_with_what_is_uploaded
     np.testing.assert_allclose(np.linalg.norm(bodies["rotation"]), np.linalg.norm(clear), rtol=1e-6)
 
 
-def test_the_owner_can_not_sign_a_mode_that_does_not_exist(tmp_path):
+def test_owner_signs_no_unknown_mode(tmp_path):
+    """The owner can't sign a mode that does not exist."""
     with pytest.raises(ConfigError, match="'householder'") as caught:
         make_fleet(tmp_path, mode="householder")
     assert "signed-permutation" in caught.value.hint

@@ -78,7 +78,8 @@ def test_cfl_after_a_split(tmp_path):
 
 
 @pytest.mark.parametrize("segment", ["cluster", "shared"])
-def test_ifca_with_and_without_shared_weights(tmp_path, segment):
+def test_ifca_with_or_without_shared_weights(tmp_path, segment):
+    """Ifca with and without shared weights."""
     bundle = logistic_bundle(INPUTS, CLASSES, segment=segment)
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), bundle=bundle, **IFCA, **ROTATION) as fleet:
         fleet.run(50)
@@ -100,7 +101,8 @@ def test_a_run_under_way_has_no_models_yet(tmp_path):
             reader_of(fleet, 2).finished_run()
 
 
-def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
+def test_later_keys_still_open_the_models(tmp_path):
+    """Keys drawn after the run still open its models."""
     with make_fleet(tmp_path / "fleet", count=4, **ROTATION) as fleet:
         fleet.run(20)
         owner = fleet.stage.fleet
@@ -118,7 +120,8 @@ def test_keys_drawn_after_the_run_still_open_its_models(tmp_path):
             reader_of(fleet).finished_run()
 
 
-def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
+def test_newer_keys_of_a_run_open_it(tmp_path):
+    """A run that took up newer keys is opened with those."""
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, **ROTATION) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 3, 60)
         owner = fleet.stage.fleet
@@ -131,7 +134,8 @@ def test_a_run_that_took_up_newer_keys_is_opened_with_those(tmp_path):
         assert found.models[0].theta.tobytes() == fleet.model("dev-00").theta.tobytes()
 
 
-def test_statements_of_revoked_devices_do_not_count(tmp_path):
+def test_revoked_statements_do_not_count(tmp_path):
+    """Statements of revoked devices do not count."""
     with make_fleet(tmp_path / "fleet", count=3, min_contributors=3, **ROTATION) as fleet:
         fleet.run(20)
         sender = reader_of(fleet).finished_run().models[0].own.sealed_by
@@ -143,7 +147,8 @@ def test_statements_of_revoked_devices_do_not_count(tmp_path):
             reader_of(fleet).finished_run()
 
 
-def test_an_aggregator_that_restarts_after_the_run_leaves_the_models_there(tmp_path):
+def test_restart_leaves_the_models_there(tmp_path):
+    """An aggregator that restarts after the run leaves the models there."""
     with make_fleet(tmp_path / "fleet", **ROTATION) as fleet:
         fleet.run(20)
         fleet.kill_aggregator()
@@ -154,7 +159,7 @@ def test_an_aggregator_that_restarts_after_the_run_leaves_the_models_there(tmp_p
         assert model.own.state.id == StateId(0, 3)
 
 
-def test_private_coordinates_have_the_tasks_initial_values(tmp_path):
+def test_private_values_are_the_initial(tmp_path):
     """The owner has the federated coordinates that the devices ended with, and none that a device trained for itself."""
     initial = np.arange(CLASSES, dtype=np.float32)
     bundle = logistic_bundle(INPUTS, CLASSES, private=initial)
@@ -169,7 +174,8 @@ def test_private_coordinates_have_the_tasks_initial_values(tmp_path):
     assert not np.array_equal(own[-CLASSES:], initial)
 
 
-def test_the_fleets_scale_is_in_the_files_and_its_statistics_are_no_model(tmp_path):
+def test_scale_is_in_files_statistics_not(tmp_path):
+    """The fleets scale is in the files and its statistics are no model."""
     data = DataDeclaration(
         features=tuple(f"f{i}" for i in range(INPUTS)), low=(-9,) * INPUTS, high=(9,) * INPUTS, standardise="federated"
     )

@@ -64,7 +64,7 @@ def begin_run(fleet, rounds=2):
     fleet.revive_aggregator()
 
 
-def test_a_new_run_cancels_the_finish_and_ends_as_without_it(tmp_path):
+def test_new_run_cancels_the_finish(tmp_path):
     """The finish is under way when the next run is announced: it ends before its first step, and the run takes every device."""
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2)) as fleet:
         fleet.run(100)
@@ -85,7 +85,8 @@ def test_a_new_run_cancels_the_finish_and_ends_as_without_it(tmp_path):
         assert choice(fleet).run_id == fleet.plan.run_id
 
 
-def test_the_choice_answers_and_is_better_on_data_that_one_model_does_not_fit(tmp_path):
+def test_choice_is_better_on_unfit_data(tmp_path):
+    """The choice answers and is better on data that one model does not fit."""
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), local=MINI, rounds=5) as fleet:
         fleet.run(100)
         fleet.settle()
@@ -98,7 +99,8 @@ def test_the_choice_answers_and_is_better_on_data_that_one_model_does_not_fit(tm
         assert after > before + 0.1
 
 
-def test_models_of_the_devices_path_are_candidates(tmp_path):
+def test_models_on_the_path_are_candidates(tmp_path):
+    """Models of the devices path are candidates."""
     cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **cfl) as fleet:
         fleet.run(10)
@@ -109,7 +111,7 @@ def test_models_of_the_devices_path_are_candidates(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
-def test_device_and_simulator_choose_the_same_with_the_same_losses(tmp_path, compile_once, weight):
+def test_device_and_simulator_choose_alike(tmp_path, compile_once, weight):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     from shoal.owner.task_compiler.builtin import build
     from shoal.simulation.data import Population, Shard

@@ -70,7 +70,7 @@ def finish(fleet):
 
 
 @pytest.mark.parametrize("fleet", with_long(["fedgroup", "cfl"], "fedgroup"), indirect=True)
-def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
+def test_newcomer_takes_all_from_checkpoints(fleet):
     """It has keys of its own key version, so it opens neither the run package's origin nor the means of the first round."""
     assert finish(fleet) == [(LATE, "direction")]
 
@@ -79,7 +79,7 @@ def test_a_newcomer_takes_origin_and_directions_from_checkpoints(fleet):
     ("settings", "participation"),
     with_long([({"eta_g": "0.05"}, 1.0), ({"start": "origin"}, 1.0), ({}, 0.6)], ({}, 0.6)),
 )
-def test_newcomers_find_the_directions_whatever_else_devices_hold(tmp_path, settings, participation):
+def test_newcomers_find_the_directions(tmp_path, settings, participation):
     """Models that are added up, directions that are no group's model, and rounds of a few devices."""
     data = grouped_data(7, 2)
     late = data.pop(LATE)
@@ -102,7 +102,8 @@ def each_in_one(name, of_fedgroup, of_cfl):
 
 
 @each_in_one("revive", True, False)
-def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(fleet, revive):
+def test_death_at_handover_stops_nobody(fleet, revive):
+    """A device that dies while it hands a direction over stops no placement."""
     fleet.run_until(lambda: lending(fleet), 60)
     killed = lending(fleet)[0]
     fleet.kill_device(killed)
@@ -116,7 +117,8 @@ def test_a_device_that_dies_while_it_hands_a_direction_over_stops_no_placement(f
 
 
 @each_in_one("when", lending, placing)
-def test_an_aggregator_that_is_killed_opens_the_same_round_again(fleet, when):
+def test_killed_aggregator_opens_same_round(fleet, when):
+    """An aggregator that is killed opens the same round again."""
     fleet.run_until(lambda: when(fleet), 60)
     before = open_plan(fleet)
     fleet.kill_aggregator()
@@ -127,7 +129,8 @@ def test_an_aggregator_that_is_killed_opens_the_same_round_again(fleet, when):
 
 
 @each_in_one("times", 2, 1)
-def test_a_newcomer_that_is_killed_while_it_is_placed_finds_its_group(fleet, times):
+def test_killed_newcomer_finds_its_group(fleet, times):
+    """A newcomer that is killed while it is placed finds its group."""
     for _ in range(times):
         fleet.run_until(lambda: placing(fleet), 60)
         fleet.kill_device(LATE)
@@ -136,7 +139,7 @@ def test_a_newcomer_that_is_killed_while_it_is_placed_finds_its_group(fleet, tim
 
 
 @pytest.mark.parametrize("fleet", with_long(["fedgroup", "cfl"], "fedgroup"), indirect=True)
-def test_a_newcomer_that_is_gone_in_its_placement_round_is_placed_later(fleet):
+def test_absent_newcomer_is_placed_later(fleet):
     """FedGroup does not spend another round of its own on it."""
     fleet.run_until(lambda: placing(fleet), 60)
     fleet.kill_device(LATE)

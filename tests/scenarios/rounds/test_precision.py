@@ -71,7 +71,8 @@ def both(options):
 
 
 @pytest.mark.parametrize("case", with_long(DIAGONAL, "cfl, int8, rotation"))
-def test_groups_are_found_and_devices_of_a_group_end_with_the_same_bits(tmp_path, case):
+def test_groups_end_with_the_same_bits(tmp_path, case):
+    """Groups are found and devices of a group end with the same bits."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **both(DIAGONAL[case])) as fleet:
         records = fleet.run(30)
         assert same_partition(records[-1]["clusters"], truth_of(8, 2))
@@ -81,7 +82,8 @@ def test_groups_are_found_and_devices_of_a_group_end_with_the_same_bits(tmp_path
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_uploads_and_means_have_the_plans_precision(tmp_path, precision):
+def test_uploads_have_the_plans_precision(tmp_path, precision):
+    """Uploads and means have the plans precision."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **both({"both": precision})) as fleet:
         fleet.run(20)
@@ -98,7 +100,8 @@ def test_uploads_and_means_have_the_plans_precision(tmp_path, precision):
 
 
 @pytest.mark.parametrize("precision", FEEDBACK)
-def test_residuals_follow_the_updates_of_one_model(tmp_path, precision):
+def test_residuals_follow_one_model(tmp_path, precision):
+    """Residuals follow the updates of one model."""
     with make_fleet(tmp_path / "fleet", rounds=4, precision_up=precision) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 20)
         for device in fleet.devices.values():
@@ -108,7 +111,7 @@ def test_residuals_follow_the_updates_of_one_model(tmp_path, precision):
         fleet.run(20)
 
 
-def test_coarse_updates_reach_the_model_that_float32_gives_because_errors_are_fed_back(tmp_path, monkeypatch):
+def test_fed_back_errors_reach_float32(tmp_path, monkeypatch):
     """With 15 rounds of one model: the residual more than halves the distance."""
     ends = {}
     for name, precision, rounds in (("exact", "float32", 10), ("fed back", "int8", 10), ("dropped", "int8", 0)):
@@ -143,9 +146,7 @@ def killing(monkeypatch, fleet, at):
     return written
 
 
-def test_a_device_killed_at_any_write_of_an_upload_ends_with_the_bits_of_one_that_was_not(
-    tmp_path, monkeypatch, one_run_id
-):
+def test_kill_at_any_write_changes_no_bit(tmp_path, monkeypatch, one_run_id):
     """It neither loses a residual nor adds it twice: the repeated job makes the same update."""
     options = {"rounds": 4, "mode": "none", "precision_up": "int8", "precision_down": "int8"}
     ends = []
@@ -163,7 +164,7 @@ def test_a_device_killed_at_any_write_of_an_upload_ends_with_the_bits_of_one_tha
     assert all(end == ends[0] for end in ends)
 
 
-def test_an_aggregator_killed_in_every_round_relays_the_same_means(tmp_path, one_run_id):
+def test_killed_aggregator_relays_same_means(tmp_path, one_run_id):
     """It stores means as encoded, and updates as decoded."""
     ends = []
     for kill in (False, True):

@@ -58,7 +58,8 @@ def calm(tmp_path_factory):
         return thetas(fleet)
 
 
-def test_devices_share_the_federated_part_and_no_private_one(calm):
+def test_devices_share_the_federated_part(calm):
+    """Devices share the federated part and no private one."""
     cut = 4 * FEDERATED
     assert len({theta[:cut] for theta in calm.values()}) == 1
     assert len({theta[cut:] for theta in calm.values()}) == len(calm)
@@ -66,7 +67,7 @@ def test_devices_share_the_federated_part_and_no_private_one(calm):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_federated_coordinates_are_uploaded_in_every_mode(tmp_path, calm, mode):
+def test_only_federated_values_are_uploaded(tmp_path, calm, mode):
     """The vectors have d coordinates (rotation pads them inside the mask only), and the run ends as in any other mode."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, mode=mode, faults=tap) as fleet:
@@ -110,7 +111,8 @@ def test_no_private_byte_leaves_a_device(tmp_path):
             assert len(state) == FEDERATED
 
 
-def test_the_values_are_private_to_the_devices_user_and_go_with_their_run(tmp_path):
+def test_values_are_private_to_the_user(tmp_path):
+    """The values are private to the devices user and go with their run."""
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
         fleet.run(30)
         assert private_file(fleet, NAME).stat().st_mode & 0o777 == 0o600
@@ -174,7 +176,8 @@ def power_cut(*_):
     raise PowerCutError
 
 
-def test_damaged_values_begin_again_and_the_run_ends(tmp_path, caplog):
+def test_damaged_values_begin_again(tmp_path, caplog):
+    """Damaged values begin again and the run ends."""
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 30)
         fleet.kill_device(NAME)
@@ -186,7 +189,8 @@ def test_damaged_values_begin_again_and_the_run_ends(tmp_path, caplog):
         assert fleet.model(NAME).round == 5
 
 
-def test_a_device_that_joins_for_the_final_round_has_the_initial_values(tmp_path):
+def test_last_newcomer_has_initial_values(tmp_path):
+    """A device that joins for the final round has the initial values."""
     with make_fleet(tmp_path / "fleet", count=4, bundle=BUNDLE, local=MINI, rounds=2, quorum=0.5) as fleet:
         fleet.kill_device("dev-03")
         fleet.run_until(lambda: fleet.closed() == 1, 100)
@@ -198,7 +202,8 @@ def test_a_device_that_joins_for_the_final_round_has_the_initial_values(tmp_path
         assert not private_file(fleet, "dev-03").exists()
 
 
-def test_answers_exports_and_the_finish_use_the_private_values(tmp_path):
+def test_answers_use_the_private_values(tmp_path):
+    """Answers exports and the finish use the private values."""
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2, n=120), bundle=BUNDLE, local=MINI) as fleet:
         fleet.run(30)
         fleet.settle()
@@ -237,7 +242,7 @@ def compiled(compile_once):
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_labels(tmp_path, compiled):
+def test_private_heads_serve_permuted_labels(tmp_path, compiled):
     """FedAvg alone gets no group right; with the last layer private one body serves four groups."""
     data = grouped_data(8, 4, n=150)
     local = LocalTraining(epochs=3, batch_size=10, lr=0.2)
@@ -261,7 +266,7 @@ def test_one_shared_model_with_private_heads_serves_groups_that_permute_their_la
         ("readout.bias", "ifca", ("hidden",)),
     ],
 )
-def test_device_and_simulator_train_the_same_models_and_private_values(tmp_path, compiled, private, algorithm, shared):
+def test_device_and_simulator_train_the_same(tmp_path, compiled, private, algorithm, shared):
     """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate

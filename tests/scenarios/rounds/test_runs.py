@@ -51,7 +51,7 @@ def test_fedavg_runs_to_the_end(tmp_path):
         assert fleet.model("dev-00").round == 5
 
 
-def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tmp_path):
+def test_next_round_comes_before_answers(tmp_path):
     """Devices wait for the announcement only: acknowledging each of them first would delay the whole fleet."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=2) as fleet:
@@ -72,7 +72,7 @@ def test_the_next_round_is_announced_before_the_last_uploads_are_acknowledged(tm
             assert {a.round for a in answers(fleet, tap, name)} == {1, 2, 3}
 
 
-def test_the_whole_protocol_computes_plain_fedavg_bit_for_bit(tmp_path):
+def test_protocol_computes_plain_fedavg(tmp_path):
     """Masks, seals, files and messages leave no trace in the model: a short loop in the clear gives the same bits.
 
     Under the permutation: a rotation rounds each mean.
@@ -106,7 +106,7 @@ def test_ifca_keeps_the_start_of_least_loss(tmp_path):
         assert {c // 2 for c in records[-1]["clusters"].values()} == {kept["start"]}
 
 
-def test_devices_on_trial_at_the_end_of_a_run_take_their_halfs_model(tmp_path, monkeypatch):
+def test_trial_at_the_end_leaves_halfs_model(tmp_path, monkeypatch):
     """A trial that never convinces goes on to the end; in between the control trains by itself, as one model for all."""
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     monkeypatch.setattr(CflSettings, "clear", lambda *_: False)
@@ -119,7 +119,7 @@ def test_devices_on_trial_at_the_end_of_a_run_take_their_halfs_model(tmp_path, m
         assert records[-1]["correct"] / records[-1]["tested"] > 0.75
 
 
-def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):
+def test_newcomer_finds_group_among_leaves(tmp_path):
     """A device that joins after the split follows the edge of its direction, and ends with the model of its group."""
     data = grouped_data(10, 2)
     late = data.pop("dev-09")
@@ -135,7 +135,7 @@ def test_a_newcomer_finds_its_group_among_the_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["permutation", "rotation"])
-def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_path, mode):
+def test_aggregator_holds_two_rounds_means(tmp_path, mode):
     """No vector in its files is an update, a mean or a model in clear, and only the means of rounds 2 and 3 are left of all."""
     with make_fleet(tmp_path / "fleet", mode=mode) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 10)
@@ -156,7 +156,8 @@ def test_the_aggregator_holds_masked_means_of_two_rounds_and_nothing_else(tmp_pa
             assert sum(same_values) == (1 if mode == "permutation" else 0)
 
 
-def test_a_run_that_can_not_finish_says_what_it_waits_for(tmp_path):
+def test_unable_run_says_what_it_waits_for(tmp_path):
+    """A run that can't finish says what it waits for."""
     tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up")
@@ -164,6 +165,7 @@ def test_a_run_that_can_not_finish_says_what_it_waits_for(tmp_path):
             fleet.run(5)
 
 
-def test_a_plan_that_its_strategy_refuses_is_not_signed(tmp_path):
+def test_plan_its_strategy_refuses_is_void(tmp_path):
+    """A plan that its strategy refuses is not signed."""
     with pytest.raises(ConfigError, match="leave none"):
         make_fleet(tmp_path, algorithm="ifca", settings={"k": "2", "restarts": "2", "restart_rounds": "5"}, rounds=10)

@@ -80,7 +80,8 @@ def away(fleet, name, rounds):
     ("missed", "algorithm"),
     with_long([(missed, algorithm) for missed in (1, 5) for algorithm in ALGORITHMS], (5, "cfl")),
 )
-def test_a_device_that_was_away_comes_back_into_its_cluster(tmp_path, algorithm, missed):
+def test_absent_device_rejoins_its_cluster(tmp_path, algorithm, missed):
+    """A device that was away comes back into its cluster."""
     with small_fleet(tmp_path, APART[algorithm] + missed + 7, **ALGORITHMS[algorithm]) as fleet:
         assert until_apart(fleet) <= APART[algorithm]
         away(fleet, "dev-01", missed)
@@ -146,7 +147,7 @@ def test_two_devices_away_at_once(tmp_path):
         ends_in_step(fleet)
 
 
-def test_a_device_that_was_away_while_the_owner_drew_new_keys(tmp_path):
+def test_device_away_while_keys_were_drawn(tmp_path):
     """The mean that it needs is masked under the keys of the version before."""
     with small_fleet(tmp_path, 16) as fleet:
         until_apart(fleet)
@@ -160,7 +161,7 @@ def test_a_device_that_was_away_while_the_owner_drew_new_keys(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "cfl"))
-def test_a_device_that_has_lost_its_model_takes_the_cluster_back_to_its_last_checkpoint(tmp_path, algorithm):
+def test_lost_model_takes_the_cluster_back(tmp_path, algorithm):
     """Two devices can't certify the state that they hold, so the cluster returns to one that three have certified."""
     with small_fleet(tmp_path, APART[algorithm] + 14, **ALGORITHMS[algorithm]) as fleet:
         until_apart(fleet)
@@ -176,7 +177,7 @@ def test_a_device_that_has_lost_its_model_takes_the_cluster_back_to_its_last_che
         assert "model_went_back" in kinds(records)
 
 
-def test_a_fourth_device_that_missed_more_rounds_than_are_retained(tmp_path):
+def test_fourth_device_missed_too_much(tmp_path):
     """It returns with a checkpoint of the last state that three devices have certified, and the mean that follows."""
     data = grouped_data(8, 2)
     with small_fleet(tmp_path, 22, data=data) as fleet:

@@ -49,7 +49,7 @@ def everything(caplog):
 
 
 @pytest.mark.parametrize("killed_in", with_long([None, 5], 5))
-def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed_in):
+def test_two_devices_without_a_mean_are_told(tmp_path, caplog, killed_in):
     """Of two groups of three devices one loses a device, and means are of at least three; a restart changes nothing."""
     data = grouped_data(6, 2)
     with make_fleet(tmp_path, data, rounds=7, min_contributors=3, **ONE_SHOT) as fleet:
@@ -71,7 +71,8 @@ def test_two_devices_that_no_mean_may_show_are_reported(tmp_path, caplog, killed
     assert f"run 1 stands still: cluster {small} for 6 rounds: {REASON}\n  hint: {HINT}\n" in text
 
 
-def test_a_device_that_comes_back_ends_the_report(tmp_path, caplog):
+def test_device_that_comes_back_ends_report(tmp_path, caplog):
+    """A device that comes back ends the report."""
     with make_fleet(tmp_path, grouped_data(6, 2), rounds=12, min_contributors=3, **ONE_SHOT, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 100)
         fleet.kill_device("dev-05")
@@ -90,7 +91,8 @@ def test_a_device_that_comes_back_ends_the_report(tmp_path, caplog):
     ("algorithm", "settings"),
     [("cfl", {}), *with_long([("fedavg", {}), ("ifca", {"k": "2"}), ("one-shot", {"k": "2"})])],
 )
-def test_a_run_in_which_every_cluster_moves_says_nothing(tmp_path, caplog, algorithm, settings):
+def test_moving_clusters_say_nothing(tmp_path, caplog, algorithm, settings):
+    """A run in which every cluster moves says nothing."""
     with make_fleet(tmp_path, grouped_data(6, 2), rounds=8, algorithm=algorithm, settings=settings) as fleet:
         records = fleet.run(600)
         text = status(fleet)

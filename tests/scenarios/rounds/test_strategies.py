@@ -54,7 +54,8 @@ def events(records, kind):
 
 
 @pytest.mark.parametrize("options", by_name(CLUSTERING, "madc", "fedgrouprox"))
-def test_the_hidden_groups_are_found_and_each_has_its_model(tmp_path, options):
+def test_hidden_groups_are_found_with_models(tmp_path, options):
+    """The hidden groups are found and each has its model."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
         records = fleet.run(20)
         assert same_partition(records[-1]["clusters"], truth_of(8, 2))
@@ -62,7 +63,8 @@ def test_the_hidden_groups_are_found_and_each_has_its_model(tmp_path, options):
         assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, truth_of(8, 2))
 
 
-def test_local_training_gives_everybody_a_model_of_its_own(tmp_path):
+def test_local_training_gives_own_models(tmp_path):
+    """Local training gives everybody a model of its own."""
     with make_fleet(tmp_path / "fleet", grouped_data(4), **LOCAL) as fleet:
         records = fleet.run(10)
         assert sorted(records[-1]["clusters"].values()) == [0, 1, 2, 3]
@@ -70,7 +72,7 @@ def test_local_training_gives_everybody_a_model_of_its_own(tmp_path):
         assert records[2]["loss"] < records[0]["loss"]
 
 
-def test_the_proximal_term_holds_devices_back(tmp_path):
+def test_proximal_term_holds_devices_back(tmp_path):
     """The same fleet with and without it: the updates are shorter, and only the algorithm's name differs."""
     norms = []
     for options in (FEDPROX, {"algorithm": "fedavg", "local": QUICK}):
@@ -80,7 +82,7 @@ def test_the_proximal_term_holds_devices_back(tmp_path):
 
 
 @pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "rotation"))
-def test_newcomers_of_fedgroup_take_the_group_of_their_direction(tmp_path, mode):
+def test_newcomers_follow_their_direction(tmp_path, mode):
     """Devices that the group cold start did not draw, and one that joins the fleet later, with keys of its own."""
     data = grouped_data(7, 2)
     late = data.pop("dev-06")
@@ -102,7 +104,7 @@ def test_newcomers_of_fedgroup_take_the_group_of_their_direction(tmp_path, mode)
         assert len(events(records, "discrepancy")) == len(records) - 4
 
 
-def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
+def test_added_models_go_over_the_wire(tmp_path):
     """Alg. 2, line 18: each group adds a share of the other's model to its own, and the mask changes it by rounding."""
     eta_g, options = 0.05, {**FEDGROUP, "rounds": 4}
     settings = {**FEDGROUP["settings"], "eta_g": str(eta_g)}
@@ -131,7 +133,7 @@ def test_inter_group_aggregation_adds_whole_models_over_the_wire(tmp_path):
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
 
 
-def test_the_devices_that_fedgroup_never_met_end_with_the_auxiliary_model(tmp_path):
+def test_unmet_devices_get_auxiliary_model(tmp_path):
     """The cold start took all rounds there were: the others take the mean of the groups' models."""
     options = {**FEDGROUP, "rounds": 2, "participation": 0.25}
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
@@ -144,7 +146,8 @@ def test_the_devices_that_fedgroup_never_met_end_with_the_auxiliary_model(tmp_pa
         assert len({fleet.model(d).theta.tobytes() for d in strangers}) == 1
 
 
-def test_a_device_that_missed_the_first_round_of_one_shot_joins_later(tmp_path):
+def test_missed_first_round_is_joined_later(tmp_path):
+    """A device that missed the first round of one shot joins later."""
     data = grouped_data(6, 2)
     late = data.pop("dev-05")
     with make_fleet(tmp_path / "fleet", data, **{**ONE_SHOT, "rounds": 5}) as fleet:
@@ -175,7 +178,7 @@ def calm(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("calm", "round_"), CRASHES, indirect=["calm"])
-def test_a_crash_of_the_aggregator_in_any_phase_changes_no_bit(tmp_path, calm, round_):
+def test_crash_in_any_phase_changes_no_bit(tmp_path, calm, round_):
     """Killed with some uploads of the round durable: cold starts, cohorts that wait and centres are all continued."""
     options, clusters, models = calm
     tap = Wiretap()

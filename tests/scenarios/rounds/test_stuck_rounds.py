@@ -98,7 +98,8 @@ def take_turns(churn, done):
 @pytest.mark.parametrize(
     ("seed", "rounds"), [(1, 12), *(pytest.param(s, 60, marks=pytest.mark.long) for s in range(20))]
 )
-def test_three_devices_that_are_away_in_turn_finish_a_run_for_which_two_are_needed(tmp_path, seed, rounds):
+def test_three_away_in_turn_finish_the_run(tmp_path, seed, rounds):
+    """Three devices that are away in turn finish a run for which two are needed."""
     options = {"rounds": rounds, "min_contributors": 2, "quorum": 0.6, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(3, n=12), **options) as fleet:
         churn = Churn(fleet, seed, kills=0.1 if seed % 2 else 0.0)
@@ -129,7 +130,8 @@ def in_sealing_round_of_a_trial(fleet):
     return len(sealing) == 3 and all(o.phase is Phase.ADAPT for o in sealing)
 
 
-def test_all_sealing_devices_of_a_trial_die_in_the_sealing_round(tmp_path):
+def test_sealers_of_a_trial_die_sealing(tmp_path):
+    """All sealing devices of a trial die in the sealing round."""
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL) as fleet:
         fleet.run_until(lambda: in_sealing_round_of_a_trial(fleet), 600)
         dead = [d for d, o in assigned(fleet).items() if o.seal]
@@ -144,7 +146,7 @@ def test_all_sealing_devices_of_a_trial_die_in_the_sealing_round(tmp_path):
             assert len(set(models(fleet, *(d for d in clusters if clusters[d] == cluster)))) == 1
 
 
-def test_only_half_of_the_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
+def test_holders_of_half_the_models_vanish(tmp_path):
     """The others come back after the holders have left, and continue from the last checkpoints."""
     options = {"algorithm": "ifca", "settings": {"k": "3"}, "rounds": 24, "local": QUICK, "min_contributors": 2}
     with make_fleet(tmp_path / "fleet", grouped_data(12, 3, n=12), **options, quorum=0.3, **ROTATION) as fleet:
@@ -166,7 +168,8 @@ def test_only_half_of_the_devices_hold_the_models_of_ifca_and_vanish(tmp_path):
             assert len(set(models(fleet, *(d for d in clusters if clusters[d] == cluster)))) == 1
 
 
-def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_path):
+def test_death_at_each_sealing_stops_nobody(tmp_path):
+    """A device that dies whenever it is asked to seal holds no one up."""
     options = {"rounds": 24, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.7, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(5, n=12), **options) as fleet:
         churn, died = Churn(fleet, 1), []
@@ -184,7 +187,8 @@ def test_a_device_that_dies_whenever_it_is_asked_to_seal_holds_no_one_up(tmp_pat
         assert not [r["round"] for r in records if r["contributed"] < 2]
 
 
-def test_a_fifth_of_ten_devices_is_drawn_in_each_round(tmp_path):
+def test_a_fifth_is_drawn_each_round(tmp_path):
+    """A fifth of ten devices is drawn in each round."""
     options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(10, n=12), **options) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 9, 600)
@@ -210,7 +214,8 @@ def come_and_go(churn, done):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_three_tenths_of_twelve_devices_leave_and_come_in_each_round(tmp_path, seed):
+def test_three_tenths_come_and_go(tmp_path, seed):
+    """Three tenths of twelve devices leave and come in each round."""
     options = {"rounds": 40, "min_contributors": 2, "quorum": 0.4, "local": QUICK, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(12, n=12), **options) as fleet:
         churn = Churn(fleet, seed, kills=0.1)

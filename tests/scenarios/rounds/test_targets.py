@@ -30,7 +30,8 @@ def data():
     return found
 
 
-def test_large_numbers_are_grouped_and_false_ones_left_out(tmp_path, compile_once):
+def test_large_numbers_are_grouped(tmp_path, compile_once):
+    """Large numbers are grouped and false ones left out."""
     declared = DataDeclaration(target=(-4 * UNIT, 4 * UNIT))
     bundle = compile_once(*build("linear", inputs=4)[:3], name="prices", kind="regression", data=declared)
     local = LocalTraining(epochs=1, batch_size=10, lr=0.05)

@@ -40,7 +40,7 @@ def fleet(tmp_path, tap):
         yield made
 
 
-def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
+def test_waiting_round_says_for_whom(fleet, tap):
     """Nothing at first: most rounds never wait."""
     fleet.run_until(lambda: fleet.closed() == 1, 10)
     hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
@@ -54,7 +54,8 @@ def test_a_round_that_waits_says_for_whom_until_it_goes_on(fleet, tap):
     assert waiting(fleet) == ""
 
 
-def test_before_the_first_round_it_says_who_is_here(fleet):
+def test_before_round_1_it_says_who_is_here(fleet):
+    """Before the first round it says who is here."""
     for name in fleet.stage.devices:
         fleet.kill_device(name)
     fleet.run_until(lambda: fleet.now_s > 5, 10)
@@ -73,7 +74,8 @@ def test_a_run_in_the_queue_hides_nothing(fleet, tap):
     assert [line for line in lines if line.startswith("run")] == ["run 1: fed", "run 1 now:", "run 2: fed"]
 
 
-def test_what_a_killed_aggregator_left_is_gone_with_its_next_life(fleet, tap):
+def test_killed_aggregators_line_is_gone(fleet, tap):
+    """What a killed aggregator left is gone with its next life."""
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: fleet.now_s > 5, 10)
     assert waiting(fleet)
@@ -94,7 +96,7 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
 @pytest.mark.parametrize("quorum", with_long([0.8, 0.5], 0.8), ids=["in a round", "between rounds"])
-def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, quorum, caplog):
+def test_dead_needed_device_is_named(tmp_path, quorum, caplog):
     """The run waited for ever, and nothing said that the deadline had passed or how to go on."""
     caplog.set_level(logging.INFO, "shoal.aggregator")
     options = {"min_contributors": 3, "quorum": quorum, "deadline_s": 20.0, "rounds": 30}
@@ -122,7 +124,8 @@ def test_one_dead_device_of_min_contributors_is_named_with_what_to_do(tmp_path, 
         assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
 
 
-def test_before_the_deadline_nothing_is_said_of_it(tmp_path):
+def test_before_the_deadline_nothing_is_said(tmp_path):
+    """Before the deadline nothing is said of it."""
     options = {"min_contributors": 3, "quorum": 0.8, "deadline_s": 500.0, "rounds": 30}
     with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 10)

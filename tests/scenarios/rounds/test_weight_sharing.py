@@ -65,7 +65,7 @@ def calm(tmp_path_factory):
         return fleet.run(30), thetas(fleet)
 
 
-def test_the_groups_are_found_and_share_their_weights(calm):
+def test_groups_share_their_weights(calm):
     """Permutation mode: every device ends with the same shared coordinates, bit for bit, and its group's own ones."""
     records, models = calm
     assert same_partition(records[-1]["clusters"], truth_of(6, 2))
@@ -83,7 +83,7 @@ def test_masks_change_no_bit(tmp_path, calm):
         assert thetas(fleet) == calm[1]
 
 
-def test_the_aggregator_relays_one_shared_mean_and_small_ones(tmp_path):
+def test_aggregator_relays_one_shared_mean(tmp_path):
     """Masked, all of them, inside each segment."""
     with sharing_fleet(tmp_path / "fleet", mode="rotation") as fleet:
         fleet.run_until(lambda: fleet.closed() == fleet.plan.recipe.rounds - 1, 30)
@@ -216,7 +216,8 @@ BAD_PARTS = {
 
 
 @pytest.mark.parametrize("case", [*BAD_PARTS, "none of these"])
-def test_a_shared_mean_is_added_only_as_the_plan_describes_it(rogue, caplog, case):
+def test_shared_mean_is_as_plan_describes(rogue, caplog, case):
+    """A shared mean is added only as the plan describes it."""
     values, header, expected = BAD_PARTS.get(case, (SMALL, {}, ""))
     rogue.announce(rogue.part(SHARED_MODEL, "shared", values, **header))
     if not expected:
@@ -242,26 +243,29 @@ def offers(**at):
         ({"offers": offers(m65535=(1, 1))}, "model 65535 is announced with state 1 of model 1"),
     ],
 )
-def test_an_announced_shared_part_is_held_to_the_plan(rogue, caplog, changes, expected):
+def test_shared_part_is_held_to_the_plan(rogue, caplog, changes, expected):
+    """An announced shared part is held to the plan."""
     rogue.announce(rogue.part(SHARED_MODEL, "shared", SMALL), **changes)
     assert rogue.sent() == [0, 0]
     assert expected in reasons(caplog)[0]
 
 
-def test_a_shared_mean_of_one_device_is_refused(rogue, caplog):
+def test_shared_mean_of_one_is_refused(rogue, caplog):
+    """A shared mean of one device is refused."""
     rogue.announce(dataclasses.replace(rogue.part(SHARED_MODEL, "shared", SMALL), contributors=1))
     assert rogue.sent() == [0, 0]
     assert "a mean of 1 devices" in reasons(caplog)[0]
 
 
-def test_a_whole_mean_does_not_pass_for_a_cluster_part(rogue, caplog):
+def test_whole_mean_is_no_cluster_part(rogue, caplog):
+    """A whole mean does not pass for a cluster part."""
     rogue.announce(rogue.part(0, "", np.full(SHARED + OWN, 0.01)), rogue.part(1, "cluster", SMALL[:OWN]))
     assert rogue.sent() == [0, 0]
     assert "a mean of 164 coordinates in 656 bytes, segment ''" in reasons(caplog)[0]
     assert {d.runtime.session.round.stage for d in rogue.fleet.devices.values()} == {Stage.IDLE}
 
 
-def test_a_part_is_unmasked_inside_its_segment(rogue):
+def test_part_is_unmasked_inside_its_segment(rogue):
     """A device trains from its origin plus the clear mean of each segment, as its result shows."""
     fleet = rogue.fleet
     clear = np.arange(SHARED + OWN, dtype=np.float32) / 1000

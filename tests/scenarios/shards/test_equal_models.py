@@ -67,7 +67,7 @@ def test_every_strategy_ends_alike(tmp_path, name, shards):
 
 
 @pytest.mark.parametrize("algorithm", with_long(["ifca", "fedavg"], "ifca"))
-def test_a_task_with_a_shared_segment_ends_alike(tmp_path, algorithm):
+def test_task_with_shared_segment_ends_alike(tmp_path, algorithm):
     """IFCA shares its weights between clusters; FedAvg, the baseline to that on the same task, has whole models."""
     layout = (Parameter("weight", (INPUTS, CLASSES), "shared"), Parameter("bias", (CLASSES,), "cluster"))
     bundle = logistic_bundle(INPUTS, CLASSES, parameters=layout)

@@ -30,7 +30,8 @@ def announced(relayed, held):
     )
 
 
-def test_each_mean_and_checkpoint_is_published_once_and_named_in_the_announcement():
+def test_each_mean_is_published_once():
+    """Each mean and checkpoint is published once and named in the announcement."""
     broker = Broker()
     relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
     held = rounds(1, seal=lambda _: "dev-1")

@@ -36,7 +36,8 @@ def test_every_public_name_exists():
     assert set(shoal._LAZY) | {"__version__", "errors"} == set(shoal.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_attribute_error():
+    """An unknown name is an attribute error."""
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = shoal.simulat
 
@@ -75,7 +76,7 @@ def test_an_image_says_what_it_lacks(tmp_path, image, name, missing):
     assert "pip install 'shoal[all]'" in done.stdout
 
 
-def test_an_own_failure_inside_a_module_is_not_hidden(monkeypatch):
+def test_own_failure_is_not_hidden(monkeypatch):
     """A module that exists but fails keeps its own error."""
     monkeypatch.setitem(shoal._LAZY, "Broken", "shoal.errors:NoSuchName")
     with pytest.raises(AttributeError, match="NoSuchName"):

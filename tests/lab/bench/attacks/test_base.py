@@ -36,7 +36,7 @@ def test_cosine_and_auc():
     assert auc([1, 2], [3, 4]) == 0.0
 
 
-def test_balanced_accuracy_counts_each_class_alike():
+def test_balanced_accuracy_is_by_class():
     """Nine of nine and none of one are a half; a class that is only guessed does not count."""
     truth = np.array([0] * 9 + [1])
     assert balanced_accuracy(np.zeros(10, np.int64), truth) == 0.5

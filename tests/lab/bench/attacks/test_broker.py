@@ -31,7 +31,7 @@ def test_a_stretch_of_an_update_is_found():
     assert not any(found_in(v, bytes(5000)) for v in (sparse, np.zeros(500, np.float32)))
 
 
-def test_groups_are_those_of_the_last_model_sent():
+def test_groups_are_those_of_last_model_sent():
     """Only the model that a device is sent is its own; its uploads and the round are not."""
 
     def passage(client, label, hop=Hop.DOWN):
@@ -42,7 +42,9 @@ def test_groups_are_those_of_the_last_model_sent():
     assert groups_seen([*heard, passage("c", "round")]) == {"a": "0" * 16, "b": "1" * 16}
 
 
-def test_uploads_are_named_by_the_topics_device():
+def test_uploads_are_named_by_topic():
+    """Uploads are named by the topics device."""
+
     def sent(client, device, hop=Hop.UP):
         return Passage(hop, client, f"shoal/v1/lab/d/{device}/up", b"")
 

@@ -14,14 +14,14 @@ def test_swaps_find_a_hidden_assignment():
     assert sorted(assign(np.ones((4, 4)), np.ones((4, 4)), np.random.default_rng(0)).tolist()) == [0, 1, 2, 3]
 
 
-def test_dot_products_and_norms_are_in_float64():
+def test_products_and_norms_are_in_float64():
     """Squares of large updates overflow float32, those of small ones underflow."""
     assert products([np.array([1, 2], np.float32), np.array([3, -1], np.float32)]).tolist() == [[5, 1], [1, 10]]
     assert products([np.array([1e25], np.float32)])[0, 0] == pytest.approx(1e50)
     assert _norms([np.array([3e-25, 4e-25], np.float32)])[0] == pytest.approx(5e-25)
 
 
-def test_the_nearest_norm_is_relative_to_its_size():
+def test_nearest_norm_is_relative():
     """1.45 is nearer to 1 in figures, and nearer to 2 in proportion; more rounds outvote one noisy norm."""
     norms = np.array([[1.0], [2.0], [100.0]])
     assert [nearest(norms, np.array([seen])) for seen in (1.4, 1.45, 60.0)] == [0, 1, 2]

@@ -58,7 +58,7 @@ def test_keys_of_a_run(lab, mode, lifetime):
         assert not np.array_equal(keys.masked(rows, 1), other.masked(rows, 1))
 
 
-def test_fresh_keys_are_those_of_the_key_schedule(lab):
+def test_fresh_keys_are_the_schedules(lab):
     """A device that takes the rounds one after the other masks alike."""
     mode, rows = "signed-permutation", normal(LENGTH)
     secret = hashlib.sha256(b"shoal bench privacy/fleet").digest()

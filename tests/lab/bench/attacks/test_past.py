@@ -122,7 +122,8 @@ def rounds_opened(*secrets, masks=()):
 
 
 @pytest.mark.parametrize("at", ALL)
-def test_a_chain_gives_its_rounds_and_those_after(at):
+def test_chain_gives_its_rounds_and_later(at):
+    """A chain gives its rounds and those after."""
     assert rounds_opened(chain_at(at).reveal()) == list(range(at, 6))
 
 
@@ -163,7 +164,7 @@ def test_nothing_of_the_past_is_opened(lab, mode, stolen):
 
 @torch
 @slow
-def test_an_absent_device_opens_the_rounds_since(lab):
+def test_absent_device_opens_rounds_since(lab):
     """Also those under the version that was drawn meanwhile: its delivery waits for the device, which holds the key to it."""
     found = evidence_of(lab, "rotation")
     assert {u.key_version for u in found.rounds(LEFT, ROUNDS)} == {0, 7}
@@ -213,7 +214,7 @@ def test_a_theft_at_any_message(lab, tmp_path):
         ]
     ),
 )
-def test_the_past_is_opened_if_a_protection_is_gone(lab, monkeypatch, place, name, instead, expected):
+def test_past_is_opened_without_protection(lab, monkeypatch, place, name, instead, expected):
     """No version is drawn for a newcomer, or a device keeps the secret of its version."""
     monkeypatch.setattr(place, name, instead)
     assert shares(evidence(lab, "rotation")) == expected

@@ -53,7 +53,7 @@ def test_all_rounds_are_masked_under_one_key(short):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_map_is_read_from_a_pair_and_undoes_it(flip):
+def test_map_is_read_from_pair_and_undoes_it(flip):
     """With signs and without, on a permutation made here; ranks are matched, so that rounding does no harm."""
     rng = np.random.default_rng(5)
     clear, other, order = normal(300), normal(300, seed=6), rng.permutation(300)

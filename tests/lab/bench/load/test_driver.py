@@ -28,7 +28,7 @@ D = 50
 BIRTH = 3
 
 
-def test_gradients_lead_to_the_target_of_a_group():
+def test_gradients_lead_to_target_of_a_group():
     """Targets are of one length and differ; the score of the nearest model is the best; nothing is predicted."""
     theta, target, y = np.zeros(D, np.float32), target_of(1, D), np.zeros(4)
     backend, batch = Pull(target, 1.0), batch_of(manifest())
@@ -78,7 +78,7 @@ def driver(monkeypatch):
     return made
 
 
-def test_events_reach_their_own_device_in_order(driver):
+def test_events_reach_their_device_in_order(driver):
     """Those of a device that has left go to nobody; after a stop nothing is taken."""
     first, second, connected = Message("t", b"1"), Message("t", b"2"), Connected(session_present=False)
     assert driver._take(), "without an event it goes on"
@@ -91,7 +91,7 @@ def test_events_reach_their_own_device_in_order(driver):
     assert driver._connecting == {0}
 
 
-def test_a_share_leaves_and_those_before_return(driver, monkeypatch):
+def test_a_share_leaves_and_returns(driver, monkeypatch):
     """At each signal; the report counts those that have left too."""
     opened = []
     monkeypatch.setattr(driver, "_open", opened.append)
@@ -109,7 +109,7 @@ def test_a_share_leaves_and_those_before_return(driver, monkeypatch):
     assert DriverReport(**json.loads(json.dumps(dataclasses.asdict(report)))) == report
 
 
-def test_another_bench_with_the_same_ids_is_named(driver):
+def test_another_bench_of_same_ids_is_named(driver):
     """Two of them would disconnect each other without end."""
     driver._inbox.put((1, BIRTH, TakenOver()))
     with pytest.raises(UntrustedError, match="another client uses the id of dev-b") as caught:

@@ -23,7 +23,8 @@ def wait_for(reached):
 @pytest.mark.parametrize(
     ("devices", "error", "message"), [(1500, ConfigError, "1564 open files"), (70_000, UsageError, "65534")]
 )
-def test_a_fleet_that_is_too_large_is_refused(monkeypatch, devices, error, message):
+def test_fleet_that_is_too_large_is_refused(monkeypatch, devices, error, message):
+    """A fleet that is too large is refused."""
     monkeypatch.setattr(fleet_load, "raise_open_files", lambda: 1024)
     with pytest.raises(error, match=message):
         fleet_load._check_open_files(devices)
@@ -37,7 +38,8 @@ class Fleet:
     shards, core_each = 1, False
 
 
-def test_figures_leave_out_warm_up_and_final_round():
+def test_figures_leave_out_warm_up_and_final():
+    """Figures leave out warm up and final round."""
     times = {"at_s": 0.0, "rss_mb": 50.0}
     samples = [
         Sample(**times, closed=n, aggregator_cpu_s=0.1 * n, broker_cpu_s=0.01 * n, rss_mb_max=50 + n, open_files=10 + n)
@@ -56,7 +58,7 @@ def test_figures_leave_out_warm_up_and_final_round():
     assert (data["nacks"], data["reminders"]) == (1, 5)
 
 
-def test_the_reader_follows_events_and_metrics(tmp_path, monkeypatch):
+def test_reader_follows_events_and_metrics(tmp_path, monkeypatch):
     """A page that is not there yet is waited for."""
     monkeypatch.setattr(measurement, "SCRAPE_S", 0.01)
     with page_reader(free_port()) as read:

@@ -35,7 +35,8 @@ def test_a_database_that_grows_is_not_flat(growth, flat):
 
 
 @pytest.mark.parametrize("name", SLACK)
-def test_a_figure_may_rise_by_a_tenth_and_its_slack(name):
+def test_figure_may_rise_by_a_tenth(name):
+    """A figure may rise by a tenth and its slack."""
     most = 60.0 * (1.0 + RISE_MOST) + SLACK[name]
     assert is_flat(name, 60.0, most)
     assert is_flat(name, 60.0, 0.0), "less is as good"
@@ -85,7 +86,8 @@ def fleet(monkeypatch):
     return made
 
 
-def test_a_soak_samples_from_its_warm_up_to_its_end(fleet):
+def test_soak_samples_from_warm_up_to_end(fleet):
+    """A soak samples from its warm up to its end."""
     found = soak.measure(7, 1.0, "cfl")
     assert fleet[0].log == ["aggregator", "drivers", "closed"]
     assert fleet[0].options == {"devices": 7, "algorithm": "cfl", "rounds": soak.ROUNDS}

@@ -31,7 +31,8 @@ def save(model, algorithm, devices, data=DATA):
     record.save(table.ROOT / table.FILE, data, command=table.command_of(model, algorithm, devices))
 
 
-def test_a_line_has_the_figures_and_a_link_to_its_result():
+def test_line_has_figures_and_link():
+    """A line has the figures and a link to its result."""
     assert len(table.block().splitlines()) == 2
     save("logistic", "fedavg", 500)
     assert table.block().splitlines()[2] == (

@@ -18,7 +18,7 @@ NAMES += ["simulator"] * 2
 
 
 @pytest.mark.long
-def test_quick_measurement_covers_every_kernel():
+def test_quick_measurement_has_all_kernels():
     """As a person gets it: `shoal bench numerics --quick --json`."""
     done = python("from shoal.cli import main; main()", "bench", "numerics", "--quick", "--json", timeout=150)
     kernels = json.loads(done.stdout)["data"]["kernels"]
@@ -31,7 +31,8 @@ def test_quick_measurement_covers_every_kernel():
     assert len(words({"kernels": kernels})) == 1 + len(NAMES)
 
 
-def test_a_race_gives_each_function_its_own_time():
+def test_race_gives_each_function_its_time():
+    """A race gives each function its own time."""
     calls = []
     slow = np.random.default_rng(0).standard_normal(2_000_000)
     fast_s, slow_s = Bench(quick=True).race(lambda: calls.append(1), slow.sum, runs=2)

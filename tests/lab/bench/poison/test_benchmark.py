@@ -15,7 +15,8 @@ def run(**options):
 
 
 @pytest.mark.slow
-def test_the_filter_stands_what_the_plain_mean_does_not():
+def test_filter_stands_what_a_mean_does_not():
+    """The filter stands what the plain mean does not."""
     rows = run(attacks=("absent", "none", "boosted-flip"), rules=("off", "filter"))
     accuracy = {(r["attack"], r["rule"]): r["accuracy"] for r in rows}
     assert len(rows) == 5
@@ -28,7 +29,7 @@ def test_the_filter_stands_what_the_plain_mean_does_not():
 
 
 @pytest.mark.long
-def test_a_stretched_backdoor_passes_the_filter():
+def test_stretched_backdoor_passes_filter():
     """And not nnm."""
     rows = run(attacks=("backdoor-0", "backdoor-cap-3"), rules=("filter", "nnm"), rounds=50)
     success = {(r["attack"], r["rule"]): r["success"] for r in rows}
@@ -57,7 +58,8 @@ def test_digits_are_dealt_without_a_file():
     assert "digits" in fleets.present(None)
 
 
-def test_attackers_are_taken_out_or_get_flipped_labels():
+def test_attackers_get_out_or_flipped_labels():
+    """Attackers are taken out or get flipped labels."""
     population = fleets.deal("digits", 0, None, 10).population
     false = population.names[:3]
     assert set(fleets.without(population, false).names) == set(population.names) - set(false)
@@ -66,7 +68,7 @@ def test_attackers_are_taken_out_or_get_flipped_labels():
         assert (after.y == (9 - before.y if name in false else before.y)).all()
 
 
-def test_a_backdoor_is_a_white_corner_with_a_label():
+def test_backdoor_is_white_corner_with_label():
     """On a part of an attacker's images; success is measured on all images of other classes."""
     population = fleets.deal("digits", 0, None, 20).population
     share, test = population.train[0], population.test[0]

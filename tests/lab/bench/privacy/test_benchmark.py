@@ -41,7 +41,8 @@ def variant(keys, success, devices=15):
     return Result(name="structure", attacker="x", success=success, chance=0.1, unit="share", keys=keys, devices=devices)
 
 
-def test_fixed_fields_are_of_a_million_coordinates():
+def test_fixed_fields_are_of_a_million():
+    """Fixed fields are of a million coordinates."""
     found = json.loads(json.dumps(report(), allow_nan=False))
     assert found.keys() == {
         *("mode", "derive_ms", "apply_ms", "invert_ms", "apply_memcpy_ratio", "cosine_error", "mean_error"),
@@ -71,7 +72,7 @@ def test_the_verdict_follows_the_results(seen, left):
     assert "(s)" in verdict(CAN, both)
 
 
-def test_rows_are_those_of_the_same_variant_in_each_mode():
+def test_rows_are_of_one_variant():
     """Both key lifetimes and each fleet size have a row of their own; a mode without a variant has a gap."""
     permuted = {"structure": (variant("run", 0.9), variant("round", 0.8), variant("round", 0.7, 100))}
     found = document(report("permutation", permuted), report("rotation", {"structure": (variant("round", 0.1),)}))
@@ -84,7 +85,8 @@ def test_rows_are_those_of_the_same_variant_in_each_mode():
     assert page(found, {}).count("<td></td>") == 2
 
 
-def test_the_page_holds_its_pictures_and_escapes_text():
+def test_page_holds_pictures_escapes_text():
+    """The page holds its pictures and escapes text."""
     found = page(document(report()), {"rotation": [COUNTS]})
     assert "labels &lt;1&gt;" in found
     assert "labels <1>" not in found

@@ -19,7 +19,8 @@ from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, 
 from tests.helpers.plans import ROUND_KEY
 
 
-def test_offers_are_the_states_of_the_planned_models():
+def test_offers_are_states_of_planned_models():
+    """Offers are the states of the planned models."""
     held = rounds(2)
     assert offers_of(plan_of(held), held.states) == {0: StateId(0, 2)}
     shared = dataclasses.replace(plan_of(held), shared=ClusterModel(0))
@@ -27,17 +28,20 @@ def test_offers_are_the_states_of_the_planned_models():
 
 
 @pytest.mark.parametrize("model", [ClusterModel(scale=0.5), ClusterModel(others=((1.0, 0),)), ClusterModel(origin=9)])
-def test_an_offered_model_is_at_a_state_that_devices_hold(model):
+def test_offered_model_is_at_a_held_state(model):
+    """An offered model is at a state that devices hold."""
     with pytest.raises(IntegrityError):
         offers_of(RoundPlan(1, {0: model}, {"dev-1": TRAIN}), begun().states)
 
 
-def test_an_update_whose_statement_lacks_its_state_is_out_of_step():
+def test_missing_statement_is_out_of_step():
+    """An update whose statement lacks its state is out of step."""
     updates = [update("dev-1", 3, {StateId(0, 2)}), update("dev-2", 3, {StateId(1, 2)})]
     assert agree(begun(), {0: StateId(0, 2)}, updates).out_of_step == {"dev-2": 0}
 
 
-def test_a_device_that_differs_in_a_model_it_did_not_train_from_is_accepted_but_not_counted_as_in_step():
+def test_unused_difference_is_accepted():
+    """A device that differs in a model it did not train from is accepted but not counted as in step."""
     other = StateId(1, 0)
     updates = [update(d, 1, {ORIGIN, other}, kinds={other: int(d == "dev-2")}) for d in NAMES]
     found = agree(begun(held_plan(origins=2)), {0: ORIGIN, 1: other}, updates)
@@ -45,7 +49,8 @@ def test_a_device_that_differs_in_a_model_it_did_not_train_from_is_accepted_but_
     assert [d for d in NAMES if not found.agrees(d)] == ["dev-2"]
 
 
-def test_a_device_that_differs_in_a_model_to_compare_with_is_out_of_step():
+def test_differing_compared_model_counts():
+    """A device that differs in a model to compare with is out of step."""
     other = StateId(1, 0)
     updates = [update(d, 1, {ORIGIN, other}, kinds={other: int(d == "dev-2")}) for d in NAMES[:4]]
     updates.append(update("dev-5", 1, {ORIGIN}))
@@ -54,7 +59,8 @@ def test_a_device_that_differs_in_a_model_to_compare_with_is_out_of_step():
     assert found.out_of_step == {"dev-2": 0, "dev-5": 0}
 
 
-def test_the_key_that_most_updates_have_wins_and_of_two_the_smaller():
+def test_commonest_key_wins_then_the_smaller():
+    """The key that most updates have wins and of two the smaller."""
     keys = {"dev-1": b"b" * 16, "dev-2": b"a" * 16}
     two = [update(d, 1, {ORIGIN}, key_id=k) for d, k in keys.items()]
     assert agree(begun(), {0: ORIGIN}, two).out_of_step == {"dev-1": 0}
@@ -63,7 +69,7 @@ def test_the_key_that_most_updates_have_wins_and_of_two_the_smaller():
     }
 
 
-def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
+def test_certified_digest_wins_then_smaller():
     """Model 0 stays at its origin for a round, so statements of the round before name it too."""
     tie = [update("dev-1", 2, {ORIGIN}), update("dev-2", 2, {ORIGIN}, kinds={ORIGIN: 1})]
     assert agree(begun(), {0: ORIGIN}, tie).out_of_step == {"dev-2": 0}
@@ -82,7 +88,8 @@ def test_of_two_digests_the_one_of_the_last_certificate_wins_else_the_smaller():
     assert agree(held, {0: ORIGIN}, tie).out_of_step == {"dev-1": 0}
 
 
-def test_the_last_two_steps_stay_with_their_masked_means():
+def test_last_two_steps_keep_their_means():
+    """The last two steps stay with their masked means."""
     held = rounds(3)
     assert [kept.step.round for kept in held.steps] == [2, 3]
     (mean,) = held.steps[-1].means
@@ -92,7 +99,8 @@ def test_the_last_two_steps_stay_with_their_masked_means():
     assert (recipe.terms[0].state, recipe.mean) == (StateId(0, 2), 1.0)
 
 
-def test_a_checkpoint_is_announced_once_enough_devices_have_signed_its_state():
+def test_checkpoint_is_announced_once_signed():
+    """A checkpoint is announced once enough devices have signed its state."""
     held = rounds(1, devices=("dev-1",), seal=lambda _: "dev-1")
     assert (held.certified, list(held.pending)) == ({}, [0])
     assert held.announced(2) == {}
@@ -103,7 +111,8 @@ def test_a_checkpoint_is_announced_once_enough_devices_have_signed_its_state():
     assert len(held.statements([checkpoint.state])) == 2
 
 
-def test_a_checkpoint_of_a_device_that_left_or_with_its_statements_is_announced_no_more():
+def test_no_checkpoint_of_a_gone_device():
+    """A checkpoint of a device that left or with its statements is announced no more."""
     held = rounds(1, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
     assert list(held.announced(2)) == [0]
     assert held.only(("dev-2", "dev-3")).announced(2) == {}
@@ -111,7 +120,8 @@ def test_a_checkpoint_of_a_device_that_left_or_with_its_statements_is_announced_
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"x" * 500])
-def test_a_malformed_attachment_is_ignored_and_the_update_counts(damage):
+def test_malformed_attachment_is_ignored(damage):
+    """A malformed attachment is ignored and the update counts."""
     good = update("dev-1", 1, {ORIGIN}, seals=((0, ORIGIN),))
     bad = dataclasses.replace(good, attached=good.attached[: len(good.attached) // 2] + damage)
     held = moved(begun(), 1, [bad, update("dev-2", 1, {ORIGIN})])
@@ -119,13 +129,15 @@ def test_a_malformed_attachment_is_ignored_and_the_update_counts(damage):
     assert held.named["dev-1"].round == 1
 
 
-def test_a_checkpoint_of_another_state_round_or_device_is_ignored():
+def test_other_states_checkpoint_is_ignored():
+    """A checkpoint of another state round or device is ignored."""
     for wrong in (((0, StateId(0, 5)),), ((7, ORIGIN),)):
         held = moved(begun(), 1, [update("dev-1", 1, {ORIGIN}, seals=wrong), update("dev-2", 1, {ORIGIN})])
         assert (held.certified, held.pending) == ({}, {})
 
 
-def test_a_device_holds_what_follows_from_its_last_statement_by_the_retained_steps():
+def test_retained_steps_tell_what_is_held():
+    """A device holds what follows from its last statement by the retained steps."""
     held = rounds(1)
     held = rounds(2, held=held, devices=("dev-1", "dev-2"))
     assert StateId(0, 3) not in held.held_by("dev-3")
@@ -134,7 +146,8 @@ def test_a_device_holds_what_follows_from_its_last_statement_by_the_retained_ste
     assert StateId(0, 3) in rounds(1, devices=("dev-1",), held=rounds(2, devices=("dev-1", "dev-3"))).held_by("dev-3")
 
 
-def test_a_round_that_moves_no_model_retains_the_steps_before_it():
+def test_unmoved_round_retains_earlier_steps():
+    """A round that moves no model retains the steps before it."""
     held = rounds(2)
     still = after_round(
         held,
@@ -176,7 +189,8 @@ def two_move(held, count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 100])
-def test_the_recipes_that_led_to_a_model_which_stands_still_stay(count):
+def test_recipes_of_a_standing_model_stay(count):
+    """The recipes that led to a model which stands still stay."""
     held = one_stands_still(count)
     found = [(r.model, r.round) for kept in held.steps for r in kept.step.recipes]
     assert sorted(found) == [(0, held.closed - 1), (0, held.closed), (1, 1), (1, 2)]
@@ -188,7 +202,8 @@ def test_the_recipes_that_led_to_a_model_which_stands_still_stay(count):
 
 @pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 3)), max_size=20))
-def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script):
+def test_at_most_two_recipes_a_model_stay(script):
+    """At most two recipes of each model stay under labels of their own."""
     run = held_plan(origins=4, max_models=4)
     held = begun(run)
     for round_, models in enumerate(script, start=1):
@@ -203,7 +218,8 @@ def test_at_most_two_recipes_of_each_model_stay_under_labels_of_their_own(script
         assert any(r.state == StateId(model, last) for r in recipes) or not last or StateId(model, last) in reached
 
 
-def test_devices_of_a_small_cluster_keep_its_last_certified_state():
+def test_small_cluster_keeps_certified_state():
+    """Devices of a small cluster keep its last certified state."""
     assert damaged(0).steps[-1].step.open == (StateId(0, 2), StateId(0, 3))
     run = held_plan(min_contributors=2)
     many = rounds(3, devices=NAMES, held=begun(run), run=run, seal=lambda r: "dev-1" if r == 3 else None)

@@ -16,7 +16,8 @@ from shoal.protocol.states import StateId
 from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 
 
-def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer_too():
+def test_missed_rounds_wait_for_a_checkpoint():
+    """A device that missed three rounds waits for a checkpoint and a newcomer too."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
     offers = offers_of(plan_of(held), held.states)
     there = (*NAMES, "dev-9")
@@ -29,7 +30,8 @@ def test_a_device_that_missed_three_rounds_waits_for_a_checkpoint_and_a_newcomer
     assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
 
 
-def test_no_checkpoint_from_before_its_decline_helps_a_device_that_lacks_a_state():
+def test_earlier_checkpoint_is_no_help():
+    """No checkpoint from before its decline helps a device that lacks a state."""
     held = rounds(2, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
     held = moved(
         held,
@@ -50,7 +52,8 @@ def seals(held, run=None, *, waiting=False, **plan):
     return {d: o.seal for d, o in orders.items() if o.seal}
 
 
-def test_a_checkpoint_is_ordered_every_ten_rounds_and_none_has_to_come_from_the_same_devices():
+def test_checkpoint_every_ten_rounds():
+    """A checkpoint is ordered every ten rounds and none has to come from the same devices."""
     held, ordered = begun(), {}
     for _ in range(3 * CHECKPOINT_EVERY):
         found = seals(held, held_plan(rounds=99))
@@ -65,7 +68,8 @@ def test_a_checkpoint_is_ordered_every_ten_rounds_and_none_has_to_come_from_the_
         assert max(map(found.count, NAMES)) < 20
 
 
-def test_a_checkpoint_is_ordered_once_after_a_device_has_left_and_each_time_if_few_remain():
+def test_checkpoint_after_a_device_has_left():
+    """A checkpoint is ordered once after a device has left and each time if few remain."""
     held = rounds(2)
     there = NAMES[:4]
     assert list(seals(held, devices=there).values()) == [(0,)]
@@ -82,7 +86,8 @@ def short(held, plan=None, available=("dev-1", "dev-2", "dev-3"), least=3):
     return uncertifiable(held, plan, offers, available, least)
 
 
-def test_a_model_that_too_few_can_certify_goes_back_once_it_has_stood_still_as_long_as_it_loses():
+def test_uncertifiable_model_goes_back():
+    """A model that too few can certify goes back once it has stood still as long as it loses."""
     assert short(damaged(0)) == {}
     assert short(damaged(1)) == {0: StateId(0, 2)}
     held = damaged(1)
@@ -94,7 +99,8 @@ def test_a_model_that_too_few_can_certify_goes_back_once_it_has_stood_still_as_l
     assert short(dataclasses.replace(older, closed=older.closed + 1)) == {0: StateId(0, 1)}
 
 
-def test_a_model_stays_that_enough_can_certify_or_that_has_too_few_devices_anyway():
+def test_certifiable_model_stays():
+    """A model stays that enough can certify or that has too few devices anyway."""
     held, newest = damaged(3), StateId(0, 3)
     assert short(held) == {0: StateId(0, 2)}
     assert short(held, available=("dev-1", "dev-2")) == {}
@@ -105,14 +111,16 @@ def test_a_model_stays_that_enough_can_certify_or_that_has_too_few_devices_anywa
     assert short(gone) == {}, "nobody could hand the checkpoint over"
 
 
-def test_only_a_device_in_step_is_asked_to_seal_first_one_that_trained_the_model_last():
+def test_only_a_device_in_step_seals():
+    """Only a device in step is asked to seal first one that trained the model last."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
     assert set(seals(held, waiting=True)) <= {"dev-1", "dev-2"}
     held = dataclasses.replace(held, trained={"dev-1": 7, "dev-2": 0})
     assert list(seals(held, waiting=True)) == ["dev-2"]
 
 
-def test_a_model_that_no_device_holds_goes_back_to_its_last_certified_checkpoint():
+def test_unheld_model_goes_back():
+    """A model that no device holds goes back to its last certified checkpoint."""
     run = held_plan(origins=2)
     first, second = StateId(1, 0), StateId(1, 1)
     begin = begun(run)

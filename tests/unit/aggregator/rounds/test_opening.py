@@ -37,7 +37,8 @@ def newest(held):
     return ClusterModel(max(held.states.names))
 
 
-def test_a_device_without_the_model_is_left_out_and_a_checkpoint_is_ordered():
+def test_device_without_model_is_left_out():
+    """A device without the model is left out and a checkpoint is ordered."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
     ready = prepare((newest(held),), held, NAMES, RUN, planning())
     assert list(ready.plan.assignments) == ["dev-1", "dev-2", "dev-3"]
@@ -46,7 +47,8 @@ def test_a_device_without_the_model_is_left_out_and_a_checkpoint_is_ordered():
     assert ready.events == ()
 
 
-def test_if_too_few_hold_the_model_they_hand_it_over_and_the_strategy_does_not_see_that_round():
+def test_too_few_holders_hand_the_model_over():
+    """If too few hold the model they hand it over and the strategy does not see that round."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
     there = ("dev-2", "dev-3", "dev-4", "dev-5")
     few = held_plan(min_contributors=3)
@@ -63,7 +65,8 @@ def test_if_too_few_hold_the_model_they_hand_it_over_and_the_strategy_does_not_s
     assert prepare(state, held, there, few, planning()) == ready
 
 
-def test_without_enough_holders_to_certify_the_round_waits_and_then_asks_each_device_once():
+def test_round_waits_for_holders_then_asks():
+    """Without enough holders to certify the round waits and then asks each device once."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
     there = ("dev-3", "dev-4", "dev-5")
     assert prepare((newest(held),), held, there, RUN, planning(), waited=False) is None
@@ -74,7 +77,8 @@ def test_without_enough_holders_to_certify_the_round_waits_and_then_asks_each_de
     assert prepare((newest(held),), declined, there, RUN, planning()) is None
 
 
-def test_after_the_deadline_a_model_goes_back_if_a_device_can_open_its_checkpoint():
+def test_openable_model_goes_back_in_time():
+    """After the deadline a model goes back if a device can open its checkpoint."""
     held = rounds(3, held=rounds(1, seal=lambda _: "dev-1"), devices=("dev-1", "dev-2"))
     back = dataclasses.replace(held.certified[0], round=2)
     held = dataclasses.replace(held, certified={0: back}, named={**held.named, "dev-3": Named(1, (StateId(0, 0),))})
@@ -85,7 +89,8 @@ def test_after_the_deadline_a_model_goes_back_if_a_device_can_open_its_checkpoin
     assert tuple(ready.plan.assignments) == there
 
 
-def test_no_device_is_left_out_of_the_final_round_unless_none_holds_the_model():
+def test_nobody_is_left_out_of_final_round():
+    """No device is left out of the final round unless none holds the model."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
     there = ("dev-3", "dev-4", "dev-5")
     ready = prepare((newest(held),), held, there, RUN, planning(final=True), waited=False)
@@ -107,7 +112,8 @@ def dead_cluster():
     return run, held, (ClusterModel(number[StateId(0, 4)]), ClusterModel(number[StateId(1, 1)], version=1))
 
 
-def test_a_model_that_no_device_holds_goes_back_and_devices_see_it_as_open():
+def test_unheld_model_is_seen_as_open():
+    """A model that no device holds goes back and devices see it as open."""
     run, held, state = dead_cluster()
     ready = prepare(state, held, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
     event, ordered = ready.events
@@ -120,7 +126,8 @@ def test_a_model_that_no_device_holds_goes_back_and_devices_see_it_as_open():
     assert (again.events, again.held, again.plan) == ((ordered,), ready.held, ready.plan)
 
 
-def test_a_sum_of_models_that_became_a_state_with_the_last_step_is_offered_as_that_state():
+def test_sum_that_became_a_state_is_offered():
+    """A sum of models that became a state with the last step is offered as that state."""
     held = rounds(2)
     number = held.states.next
     held = dataclasses.replace(held, states=States({**held.states.names, number: StateId(7, 2)}, number + 1))
@@ -134,7 +141,7 @@ def test_a_sum_of_models_that_became_a_state_with_the_last_step_is_offered_as_th
 
 
 @pytest.mark.parametrize("moved_by", [np.ones(6, np.float32), None])
-def test_a_plan_can_offer_no_model_that_devices_can_not_make(moved_by):
+def test_model_not_to_be_made_is_not_offered(moved_by):
     """A mean that is no part of the last step, and before the first step a sum of others."""
     held = rounds(1) if moved_by is not None else begun()
     model = ClusterModel(offset=moved_by, scale=0.5)
@@ -142,7 +149,8 @@ def test_a_plan_can_offer_no_model_that_devices_can_not_make(moved_by):
         prepare((model,), held, NAMES, RUN, planning())
 
 
-def test_the_shared_segment_is_offered_and_sealed_too():
+def test_shared_segment_is_offered_as_well():
+    """The shared segment is offered and sealed too."""
     held = rounds(2)
     shared = ClusterModel(0)
     ready = prepare((newest(held),), held, NAMES, held_plan(participation=0.5), planning(shared=shared))
@@ -150,7 +158,8 @@ def test_the_shared_segment_is_offered_and_sealed_too():
     assert {m for o in ready.plan.assignments.values() for m in o.seal} <= {0, SHARED_MODEL}
 
 
-def test_the_states_of_an_opening_keep_their_numbers():
+def test_states_of_an_opening_keep_numbers():
+    """The states of an opening keep their numbers."""
     run, held, state = dead_cluster()
     gone = dataclasses.replace(
         held, states=States({n: s for n, s in held.states.names.items() if s != StateId(1, 0)}, 9)
@@ -191,7 +200,8 @@ def with_a_direction(devices=NAMES[:4], sealed=None):
     return (newest(dataclasses.replace(held, states=rounds(4).states)), ClusterModel(number)), held
 
 
-def test_a_newcomer_waits_while_a_device_seals_what_it_lacks():
+def test_newcomer_waits_for_what_it_lacks():
+    """A newcomer waits while a device seals what it lacks."""
     state, held = with_a_direction()
     ready = prepare(state, held, NAMES, RUN, placing_planning)
     orders = ready.plan.assignments
@@ -203,7 +213,8 @@ def test_a_newcomer_waits_while_a_device_seals_what_it_lacks():
     assert prepare(state, held, NAMES, RUN, placing_planning) == ready
 
 
-def test_a_newcomer_with_a_checkpoint_is_placed_and_nobody_else_is_asked():
+def test_newcomer_with_checkpoint_is_placed():
+    """A newcomer with a checkpoint is placed and nobody else is asked."""
     state, held = with_a_direction()
     sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
     state, held = with_a_direction(sealed=sealed)
@@ -212,7 +223,7 @@ def test_a_newcomer_with_a_checkpoint_is_placed_and_nobody_else_is_asked():
     assert ready.plan.otherwise is None
 
 
-def test_the_devices_that_hold_a_direction_are_not_needed_in_the_round_that_others_are_placed_in():
+def test_holders_are_not_needed_in_placement():
     """Devices without an assignment may lack what only newcomers compare with."""
     sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
     state, held = with_a_direction(devices=("dev-1", "dev-2"), sealed=sealed)
@@ -222,7 +233,7 @@ def test_the_devices_that_hold_a_direction_are_not_needed_in_the_round_that_othe
 
 
 @pytest.mark.parametrize("signers", [(), ("dev-1",)])
-def test_if_no_device_can_hand_a_direction_over_the_other_plan_is_followed(signers):
+def test_without_holder_other_plan_is_taken(signers):
     """No device holds it, or too few have signed it for a newcomer to believe it."""
     state, held = with_a_direction(devices=signers)
     ready = prepare(state, held, NAMES, RUN, placing_planning)
@@ -231,13 +242,14 @@ def test_if_no_device_can_hand_a_direction_over_the_other_plan_is_followed(signe
     assert set(ready.plan.models) == {0}
 
 
-def test_the_other_plan_is_followed_too_if_too_few_devices_are_left():
+def test_too_few_devices_take_the_other_plan():
+    """The other plan is followed too if too few devices are left."""
     state, held = with_a_direction()
     ready = prepare(state, held, ("dev-1", LATE), RUN, placing_planning)
     assert {d: o.phase for d, o in ready.plan.assignments.items()} == {"dev-1": Phase.TRAIN, LATE: Phase.TRAIN}
 
 
-def test_devices_that_the_other_plan_leaves_out_bring_no_placement_back():
+def test_left_out_devices_bring_no_placement():
     """A newcomer that lacks the model as well is left out, and the plan for the others is the other one again."""
     state, held = with_a_direction(devices=())
     held = dataclasses.replace(held, named={d: n for d, n in held.named.items() if d != "dev-4"})

@@ -61,7 +61,8 @@ def counts(state):
 # --------------------------------------------------------------------------------------------------- a round opens
 
 
-def test_an_opened_round_forgets_the_answers_of_the_one_before():
+def test_opened_round_forgets_answers():
+    """An opened round forgets the answers of the one before."""
     before = fleet(
         received=PersistentMap({"a": (Phase.TRAIN, b"")}),
         contributions=PersistentList([contribution("a")]),
@@ -78,7 +79,8 @@ def test_an_opened_round_forgets_the_answers_of_the_one_before():
     assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
 
 
-def test_devices_that_are_offline_or_revoked_when_a_round_opens_are_not_waited_for():
+def test_absent_or_revoked_are_not_awaited():
+    """Devices that are offline or revoked when a round opens are not waited for."""
     state = opened(fleet(online=("a", "c")), plan_for("a", "b", "x"))
     assert set(state.unavailable) == {"b", "x"}
     assert set(state.removed) == {"x"}
@@ -94,7 +96,8 @@ def test_the_reason_of_a_late_upload(finished, reason):
 # ------------------------------------------------------------------------------------------------- devices move
 
 
-def test_a_device_that_goes_offline_is_not_waited_for_until_it_is_back():
+def test_offline_device_is_awaited_once_back():
+    """A device that goes offline is not waited for until it is back."""
     state = asking("a", "b")
     off = on_offline(state, "a")
     assert (off.awaited, off.asked, off.present) == (1, 2, ("b", "c", "d"))
@@ -105,14 +108,16 @@ def test_a_device_that_goes_offline_is_not_waited_for_until_it_is_back():
 
 
 @pytest.mark.parametrize("device", ["c", "stranger"])
-def test_a_decline_of_a_device_that_owes_nothing_changes_nothing(device):
+def test_needless_decline_changes_nothing(device):
+    """A decline of a device that owes nothing changes nothing."""
     state = asking("a", "b")
     assert on_declined(state, device, DATA) is state
     done = received(state, "a")
     assert on_declined(done, "a", DATA) is done
 
 
-def test_a_revoked_device_no_longer_counts_at_all():
+def test_revoked_device_counts_no_more():
+    """A revoked device no longer counts at all."""
     state = on_declined(asking("a", "b", "c"), "a", UPLOAD)
     gone = on_revoked(state, "a")
     assert "a" not in gone.devices
@@ -121,7 +126,8 @@ def test_a_revoked_device_no_longer_counts_at_all():
         assert dataclasses.replace(late, deadline_passed=True).able == 2, "it is taken off once, not twice"
 
 
-def test_the_upload_of_a_device_that_is_revoked_afterwards_still_counts():
+def test_revoked_after_upload_still_counts():
+    """The upload of a device that is revoked afterwards still counts."""
     gone = on_revoked(received(asking("a", "b"), "a"), "a")
     assert (gone.asked, set(gone.removed)) == (2, set())
 
@@ -129,7 +135,8 @@ def test_the_upload_of_a_device_that_is_revoked_afterwards_still_counts():
 # ------------------------------------------------------------------------------------------------------ the end
 
 
-def test_one_device_with_false_counts_of_tests_does_not_decide_the_accuracy():
+def test_false_counts_decide_no_accuracy():
+    """One device with false counts of tests does not decide the accuracy."""
     honest = [contribution(d, np.ones(6), samples=10, correct=8, tested=10) for d in "abcde"]
     liar = contribution("f", np.ones(6), samples=10, correct=0, tested=4_000_000_000)
     state = dataclasses.replace(asking(*"abcdef"), contributions=PersistentList([*honest, liar]))
@@ -141,7 +148,7 @@ def test_one_device_with_false_counts_of_tests_does_not_decide_the_accuracy():
 
 @pytest.mark.parametrize("count", [5, 7, 12])
 @pytest.mark.parametrize("lie", [-MAX_FIGURE, 0.0, MAX_FIGURE])
-def test_one_false_figure_of_five_or_more_has_a_bound_in_the_record(count, lie):
+def test_false_figure_of_five_is_bounded(count, lie):
     """The loss stays within those of the others, and false counts weigh as much as `weight_cap` median devices."""
     all_ = [f"{i:02}" for i in range(count)]
     honest = [contribution(d, samples=10 + i, loss=1 + i / 10, correct=8, tested=10) for i, d in enumerate(all_[1:])]
@@ -184,14 +191,16 @@ def test_the_record_of_a_round():
     )
 
 
-def test_updates_left_out_because_of_their_norm_have_no_part_in_the_loss():
+def test_left_out_updates_have_no_loss():
+    """Updates left out because of their norm have no part in the loss."""
     updates = [contribution("a", loss=1.0), contribution("b", loss=1e9, norm=99.0)]
     state = asking("a", "b", contributions=PersistentList(updates))
     record = record_of(state, state.plan, OUTCOME, {"b": 99.0})
     assert (record.loss, record.refused_norm, record.contributed) == (1.0, {"b": 99.0}, 2)
 
 
-def test_the_metadata_of_a_restart_name_the_key_version_the_levels_and_the_events_to_record():
+def test_metadata_name_what_a_restart_needs():
+    """The metadata of a restart name the key version the levels and the events to record."""
     news = (Event(1, "x", {}),)
     watched = Watched({"0": 1.5})
     assert fleet(watched=watched, news=news, newest=4).resume_metadata == ResumeMetadata(3, watched, news)

@@ -18,13 +18,15 @@ def test_all_take_part_in_full_participation():
 
 
 @pytest.mark.parametrize(("participation", "count"), [(0.5, 5), (0.25, 2), (0.01, 1), (0.99, 10)])
-def test_the_draw_has_its_share_at_least_one_and_keeps_the_order(participation, count):
+def test_draw_has_its_share_in_order(participation, count):
+    """The draw has its share at least one and keeps the order."""
     chosen = drawn(run_plan(participation=participation), 3, DEVICES)
     assert len(chosen) == len(set(chosen)) == count
     assert list(chosen) == [d for d in DEVICES if d in chosen]
 
 
-def test_the_draw_depends_on_seed_and_round_alone():
+def test_draw_depends_on_seed_and_round():
+    """The draw depends on seed and round alone."""
     run = run_plan(participation=0.5)
     first = drawn(run, 3, DEVICES)
     assert drawn(dataclasses.replace(run, run=9, run_id=b"x" * 16), 3, DEVICES) == first
@@ -49,26 +51,30 @@ def turns(clusters, rounds, participation, least=3, seed=1):
     return found
 
 
-def test_clusters_take_turns_that_a_mean_can_be_made_of():
+def test_clusters_take_turns_for_a_mean():
+    """Clusters take turns that a mean can be made of."""
     found = turns(clusters_of(5, 5, 5, 5), 8, 0.2)
     assert [sorted(chosen) for chosen in found] == [[0], [1], [2], [3]] * 2
     assert all(len(members) == 4 for chosen in found for members in chosen.values())
     assert found[0] != found[4], "other members the next time"
 
 
-def test_devices_of_small_and_large_clusters_are_drawn_as_often():
+def test_cluster_size_changes_no_frequency():
+    """Devices of small and large clusters are drawn as often."""
     clusters = clusters_of(14, 4)
     found = Counter(d for chosen in turns(clusters, 200, 0.2) for members in chosen.values() for d in members)
     rates = [sum(found[d] for d in members) / len(members) / 200 for members in clusters.values()]
     assert rates == pytest.approx([0.2, 0.2], abs=0.05)
 
 
-def test_a_cluster_of_too_few_devices_is_left_out():
+def test_too_small_cluster_is_left_out():
+    """A cluster of too few devices is left out."""
     assert {id_ for chosen in turns(clusters_of(6, 2), 10, 0.5) for id_ in chosen} == {0}
     assert turns(clusters_of(2, 2), 2, 0.5) == [{}, {}]
 
 
-def test_one_cluster_trains_even_if_the_budget_is_less_than_a_mean_needs():
+def test_one_cluster_trains_at_any_budget():
+    """One cluster trains even if the budget is less than a mean needs."""
     assert [len(members) for chosen in turns(clusters_of(5, 5), 2, 0.1) for members in chosen.values()] == [3, 3]
 
 
@@ -78,7 +84,8 @@ def test_one_cluster_trains_even_if_the_budget_is_less_than_a_mean_needs():
     st.integers(1, 6),
     st.integers(0, 2**32),
 )
-def test_any_draw_keeps_to_the_budget_and_to_the_clusters(sizes, participation, least, seed):
+def test_any_draw_keeps_to_its_budget(sizes, participation, least, seed):
+    """Any draw keeps to the budget and to the clusters."""
     clusters = clusters_of(*sizes)
     most = budget(run_plan(participation=participation), sum(sizes))
     for chosen in turns(clusters, 4, participation, least, seed):
@@ -96,7 +103,8 @@ FOUR = {f"d{i:02}": i // 5 for i in range(20)}
 TWENTY = tuple(sorted(FOUR))
 
 
-def test_clusters_have_their_turn_where_a_mean_needs_several_devices():
+def test_clusters_have_turns_of_several():
+    """Clusters have their turn where a mean needs several devices."""
     run, asked, seen = run_plan(participation=0.2, min_contributors=3), {}, []
     for round_ in range(1, 5):
         chosen, asked = drawn_in_turn(run, round_, TWENTY, FOUR, asked)
@@ -106,7 +114,8 @@ def test_clusters_have_their_turn_where_a_mean_needs_several_devices():
     assert asked == {0: 1, 1: 2, 2: 3, 3: 4}
 
 
-def test_devices_without_a_cluster_or_in_a_small_one_have_a_turn_of_their_own():
+def test_unclustered_devices_have_a_turn():
+    """Devices without a cluster or in a small one have a turn of their own."""
     run = run_plan(participation=0.2, min_contributors=3)
     known = {d: j for d, j in FOUR.items() if d not in ("d18", "d19")} | {"d17": 7, "d16": 7}
     asked, seen = {}, set()
@@ -119,7 +128,8 @@ def test_devices_without_a_cluster_or_in_a_small_one_have_a_turn_of_their_own():
     assert asked.keys() == {0, 1, 2, POOL}
 
 
-def test_a_single_device_without_a_cluster_joins_the_first_clusters_turn():
+def test_single_unclustered_joins_first_turn():
+    """A single device without a cluster joins the first clusters turn."""
     run = run_plan(participation=0.25, min_contributors=3)
     known = {d: j for d, j in FOUR.items() if d != "d19"}
     draws, asked = [], {}
@@ -130,6 +140,7 @@ def test_a_single_device_without_a_cluster_joins_the_first_clusters_turn():
     assert all({known[d] for d in chosen - {"d19"}} == {0} for chosen in draws if "d19" in chosen)
 
 
-def test_without_any_cluster_the_draw_is_the_plain_one():
+def test_without_clusters_draw_is_plain():
+    """Without any cluster the draw is the plain one."""
     run = run_plan(participation=0.2, min_contributors=3)
     assert drawn_in_turn(run, 1, ("a", "b", "c"), {}, {})[0] == drawn(run, 1, ("a", "b", "c"))

@@ -31,12 +31,14 @@ def given(factors, model=0, seed=0, first=0, common=1.0):
 FLIPPED = [1.0] * 7 + [-1.0] * 3
 
 
-def test_an_honest_mean_has_the_bits_of_the_plain_one():
+def test_honest_mean_has_bits_of_plain_one():
+    """An honest mean has the bits of the plain one."""
     updates = given([1.0] * 10)
     assert RobustMean(plan())(updates, "samples", 3.0).tobytes() == mean_update(updates, "samples", 3.0).tobytes()
 
 
-def test_reversed_updates_are_left_out_and_told():
+def test_reversed_updates_are_left_out():
+    """Reversed updates are left out and told."""
     updates, mean = given(FLIPPED), RobustMean(plan())
     np.testing.assert_allclose(mean(updates, "uniform"), mean_update(updates[:7], "uniform"), rtol=1e-5)
     found = mean.take()
@@ -46,7 +48,8 @@ def test_reversed_updates_are_left_out_and_told():
     assert mean.take() == {}
 
 
-def test_a_mean_never_has_fewer_devices_than_the_plan_allows():
+def test_mean_keeps_the_plans_fewest_devices():
+    """A mean never has fewer devices than the plan allows."""
     updates = given(FLIPPED)
     strict = RobustMean(plan(min_contributors=8))
     assert strict(updates, "uniform").tobytes() == mean_update(updates, "uniform").tobytes()
@@ -65,7 +68,7 @@ def test_no_rule_shows_a_single_update():
     assert weights.max() <= DEFAULTS.weight_cap * np.median(weights) * 1.01
 
 
-def test_updates_from_different_models_are_not_compared():
+def test_unlike_models_are_not_compared():
     """FeSEM averages devices that trained from different centres, whose weights must stay what they are together."""
     one, other = given([1.0] * 6, model=1), given([-1.0] * 4, model=2, first=6)
     mean = RobustMean(plan())
@@ -73,7 +76,8 @@ def test_updates_from_different_models_are_not_compared():
     assert not any(finding.apart for finding in mean.take().values())
 
 
-def test_what_was_left_out_is_remembered_for_its_model_alone():
+def test_left_out_is_remembered_by_model():
+    """What was left out is remembered for its model alone."""
     scattered = given([1.0] * 10, common=0.0)
     mean = RobustMean(plan())
     mean.begin(Standings({}, {"dev-08": (0,), "dev-09": (3,)}))
@@ -89,7 +93,8 @@ def test_updates_of_length_zero_stay():
 
 
 @pytest.mark.parametrize("algorithm", sorted(STRATEGIES))
-def test_every_strategy_forms_its_means_by_the_rule(algorithm):
+def test_every_strategy_follows_the_rule(algorithm):
+    """Every strategy forms its means by the rule."""
     settings = {
         "ifca": {"k": 1},
         "fesem": {"k": 1},

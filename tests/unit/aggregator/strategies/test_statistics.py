@@ -37,7 +37,8 @@ def after_statistics(strategy, devices=DEVICES):
     return strategy.close(state, plan, [given(device, i) for i, device in enumerate(devices)])
 
 
-def test_the_wrapped_strategy_sees_its_own_plan_alone():
+def test_wrapped_strategy_sees_its_own_plan():
+    """The wrapped strategy sees its own plan alone."""
     strategy = make_strategy(PLAN)
     assert isinstance(strategy, Standardised)
     assert (strategy.inner.run.origins, strategy.inner.run.max_models) == (2, PLAN.max_models - 1)
@@ -47,7 +48,8 @@ def test_the_wrapped_strategy_sees_its_own_plan_alone():
     assert PLAN.without_statistics.without_statistics == PLAN.without_statistics
 
 
-def test_all_available_devices_report_first_from_the_zero_origin():
+def test_all_report_first_from_zero_origin():
+    """All available devices report first from the zero origin."""
     strategy = fedavg(participation=0.1)
     _, plan = strategy.plan(strategy.init(DEVICES), 1, DEVICES)
     assert plan.assignments == dict.fromkeys(DEVICES, STATISTICS_ASSIGNMENT)
@@ -55,7 +57,8 @@ def test_all_available_devices_report_first_from_the_zero_origin():
     assert not plan.trains
 
 
-def test_their_mean_is_the_model_and_the_strategy_begins():
+def test_mean_becomes_the_model_then_begins():
+    """Their mean is the model and the strategy begins."""
     strategy = fedavg()
     state, outcome = after_statistics(strategy)
     np.testing.assert_allclose(state.slot.offset, 1.0)
@@ -71,7 +74,8 @@ def test_their_mean_is_the_model_and_the_strategy_begins():
     assert set(strategy.final(after, 9, DEVICES).models) == {0, STATISTICS_MODEL}
 
 
-def test_too_few_statistics_are_asked_for_again():
+def test_too_few_statistics_are_asked_again():
+    """Too few statistics are asked for again."""
     strategy = fedavg(min_contributors=3)
     state, _ = after_statistics(strategy, DEVICES[:2])
     assert state.slot == ClusterModel(1)
@@ -86,7 +90,8 @@ def test_states_are_stored_and_devices_leave():
     assert decode_state(strategy.state_type, encoded.document, encoded.arrays) == state
 
 
-def test_the_other_plan_of_a_strategy_offers_the_statistics_too(monkeypatch):
+def test_other_plan_offers_statistics_too(monkeypatch):
+    """The other plan of a strategy offers the statistics too."""
     strategy = fedavg()
     state = dataclasses.replace(strategy.init(DEVICES), slot=ClusterModel(7, version=1))
     second = RoundPlan(2, {5: ClusterModel()}, {})
@@ -97,7 +102,8 @@ def test_the_other_plan_of_a_strategy_offers_the_statistics_too(monkeypatch):
     assert other[0] == state
 
 
-def test_a_strategy_that_has_used_up_its_models_is_refused(monkeypatch):
+def test_used_up_models_are_refused(monkeypatch):
+    """A strategy that has used up its models is refused."""
     strategy = fedavg()
     state = dataclasses.replace(strategy.init(DEVICES), slot=ClusterModel(7, version=1))
     full = RoundPlan(2, {STATISTICS_MODEL: ClusterModel()}, {})

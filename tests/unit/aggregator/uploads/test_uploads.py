@@ -23,7 +23,8 @@ def refusal(scene):
     return str(error)
 
 
-def test_the_example_in_the_package_docstring(scene):
+def test_example_in_the_package_docstring(scene):
+    """The example in the package docstring."""
     packet = scene.packet("dev-1")
     assert len(packet.chunks) == 3
     scene.send(packet, [0, 2])
@@ -60,7 +61,8 @@ def test_a_copy_of_an_upload_changes_nothing(scene, steps):
 @pytest.mark.parametrize(
     ("stored", "reason"), [(False, "another upload came before"), (True, "another upload was stored before")]
 )
-def test_a_second_upload_of_a_device_is_refused(scene, stored, reason):
+def test_second_upload_of_device_is_refused(scene, stored, reason):
+    """A second upload of a device is refused."""
     first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
     scene.send(first)
     if stored:
@@ -73,7 +75,8 @@ def test_a_second_upload_of_a_device_is_refused(scene, stored, reason):
     assert scene.durable(1) == {"dev-1": first.digest}
 
 
-def test_a_forged_upload_is_not_answered_and_does_not_stop_the_real_one(scene):
+def test_forged_upload_stops_no_real_one(scene):
+    """A forged upload is not answered and does not stop the real one."""
     forged, real = scene.packet("dev-1", signer="dev-2"), scene.packet("dev-1")
     scene.send(forged)
     assert refusal(scene) == "a sealed message was refused"
@@ -86,7 +89,8 @@ def test_a_forged_upload_is_not_answered_and_does_not_stop_the_real_one(scene):
     assert scene.state_of(real) is UploadState.ACKNOWLEDGED
 
 
-def test_an_upload_above_the_norm_limit_is_refused_and_its_device_not_waited_for(scene):
+def test_upload_above_limit_is_not_awaited(scene):
+    """An upload above the norm limit is refused and its device not waited for."""
     packet = scene.packet("dev-1", value=50.0)
     assert np.sqrt(600) * 50 > scene.run.recipe.norm_limit
     scene.send(packet)
@@ -96,7 +100,8 @@ def test_an_upload_above_the_norm_limit_is_refused_and_its_device_not_waited_for
     assert "dev-1" in scene.state.declined
 
 
-def test_the_round_closes_when_the_last_upload_is_durable_and_not_before(scene):
+def test_round_closes_once_last_is_durable(scene):
+    """The round closes when the last upload is durable and not before."""
     packets = [scene.packet(device) for device in ("dev-1", "dev-2", "dev-3")]
     for packet in packets:
         scene.send(packet)
@@ -107,7 +112,8 @@ def test_the_round_closes_when_the_last_upload_is_durable_and_not_before(scene):
     assert {sent.action for sent in scene.publisher.take()} == {Action.ACK}
 
 
-def test_an_upload_during_a_commit_is_in_the_next(scene):
+def test_upload_during_commit_is_in_the_next(scene):
+    """An upload during a commit is in the next."""
     first, second = scene.packet("dev-1"), scene.packet("dev-2")
     for packet in (first, second):
         scene.send(packet)
@@ -117,7 +123,8 @@ def test_an_upload_during_a_commit_is_in_the_next(scene):
     assert (scene.state_of(first), scene.state_of(second)) == (UploadState.ACKNOWLEDGED, UploadState.COMMITTING)
 
 
-def test_a_deadline_waits_for_the_commit_under_way(scene):
+def test_deadline_waits_for_commit_under_way(scene):
+    """A deadline waits for the commit under way."""
     packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
     for packet in packets:
         scene.send(packet)
@@ -129,7 +136,8 @@ def test_a_deadline_waits_for_the_commit_under_way(scene):
     assert set(scene.durable(1)) == {"dev-1", "dev-2"}
 
 
-def test_an_upload_that_is_only_valid_when_its_round_closes_is_refused(scene):
+def test_upload_of_closing_round_is_refused(scene):
+    """An upload that is only valid when its round closes is refused."""
     scene.feed(DeadlinePassed(1))
     late = scene.packet("dev-3")
     for device in ("dev-1", "dev-2"):
@@ -143,7 +151,8 @@ def test_an_upload_that_is_only_valid_when_its_round_closes_is_refused(scene):
     assert set(scene.durable(1)) == {"dev-1", "dev-2"}
 
 
-def test_an_upload_stored_before_a_restart_is_acknowledged_after_it(scene):
+def test_stored_upload_is_answered_later(scene):
+    """An upload stored before a restart is acknowledged after it."""
     packet = scene.packet("dev-1")
     scene.send(packet)
     scene.commit()

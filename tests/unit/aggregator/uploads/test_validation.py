@@ -68,7 +68,8 @@ def test_an_honest_upload_is_verified():
 
 
 @pytest.mark.parametrize("device", ["dev-9", "dev-1"])
-def test_unknown_and_revoked_devices_are_refused_before_anything_is_opened(device):
+def test_unknown_and_revoked_stay_unopened(device):
+    """Unknown and revoked devices are refused before anything is opened."""
     with pytest.raises(UntrustedError, match=f"{device} is not in the roster"):
         verify(*upload(), device=device, roster=dataclasses.replace(ROSTER, revoked=("dev-1",)))
 
@@ -101,14 +102,15 @@ def test_another_signature_is_refused():
         ({"length": 0}, "24 bytes where 0 coordinates"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(changes, match):
+def test_header_that_does_not_fit_is_refused(changes, match):
+    """A header that does not fit is refused."""
     with pytest.raises(ShoalError, match=match):
         verify(*upload(**changes))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("position", [0, D - 1])
-def test_a_vector_that_is_not_finite_is_refused(bad, position):
+def test_infinite_vector_is_refused(bad, position):
     """It is authentic, so the error carries the header, and the device can be told."""
     values = np.zeros(D, np.float32)
     values[position] = bad
@@ -195,7 +197,8 @@ def test_a_decline_of_another_run_is_refused():
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_one_kind_of_message_is_not_taken_for_another(kind):
+def test_kinds_of_messages_are_told_apart(kind):
+    """One kind of message is not taken for another."""
     header, body = upload()
     (other,) = MESSAGES.keys() - {kind}
     for message, rest in ((header, body), (MESSAGES[other][1], b"")):
@@ -213,7 +216,8 @@ def test_extra_bytes_are_refused(kind):
 
 
 @pytest.mark.parametrize(("samples", "taken"), [(100_000, True), (100_001, False), (2**32 - 1, False)])
-def test_a_sample_count_above_the_plans_limit_is_refused(samples, taken):
+def test_sample_count_above_limit_is_refused(samples, taken):
+    """A sample count above the plans limit is refused."""
     header, body = upload(samples=samples)
     if taken:
         assert verify(header, body).header.samples == samples
@@ -227,7 +231,8 @@ def statement(signer=DEVICE, **changes):
     return sign_document(signer, Statement(**{**fields, **changes}))
 
 
-def test_an_upload_has_a_statement_of_its_device():
+def test_upload_has_statement_of_its_device():
+    """An upload has a statement of its device."""
     signed = statement()
     assert verify(*upload(statement=signed)).header.statement == signed
 
@@ -248,7 +253,8 @@ def test_an_upload_has_a_statement_of_its_device():
     ],
     ids=["none", "noise", "cut", "forged", "of another", "in another name", "unknown", "round", "run", "fleet"],
 )
-def test_an_upload_with_another_statement_is_refused_and_its_device_is_told(wrong):
+def test_other_statements_upload_is_refused(wrong):
+    """An upload with another statement is refused and its device is told."""
     with pytest.raises(RefusedUploadError, match="statement"):
         verify(*upload(statement=wrong))
 
@@ -262,7 +268,8 @@ def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_an_upload_in_the_plans_precision_is_decoded_on_arrival(precision):
+def test_plans_precision_is_decoded(precision):
+    """An upload in the plans precision is decoded on arrival."""
     run, header, body = in_precision(precision)
     extra = sealed_checkpoints("dev-1", run, 1, [(0, StateId(0, 0))], DEVICE)
     header = dataclasses.replace(header, attached=len(extra))
@@ -273,14 +280,16 @@ def test_an_upload_in_the_plans_precision_is_decoded_on_arrival(precision):
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_another_precision_than_the_plans_is_refused(precision):
+def test_another_precision_is_refused(precision):
+    """Another precision than the plans is refused."""
     _, header, body = in_precision(precision)
     run = altered(RUN, precision_up="float16")
     with pytest.raises(RefusedUploadError, match=f"a vector in '{precision}', not float16"):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body), ROSTER)
 
 
-def test_a_longer_vector_is_refused_before_it_is_decoded(monkeypatch):
+def test_longer_vector_is_refused_undecoded(monkeypatch):
+    """A longer vector is refused before it is decoded."""
     run, header, _ = in_precision("int8")
     header = dataclasses.replace(header, length=4 * D)
     monkeypatch.setattr("aggregator.uploads.validation.decode_vector", None)
@@ -288,13 +297,14 @@ def test_a_longer_vector_is_refused_before_it_is_decoded(monkeypatch):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, bytes(encoded_bytes(4 * D, "int8"))), ROSTER)
 
 
-def test_hostile_bytes_are_refused_so_that_the_round_does_not_wait():
+def test_hostile_bytes_hold_no_round_up():
+    """Hostile bytes are refused so that the round does not wait."""
     run, header, body = in_precision("int8")
     with pytest.raises(RefusedUploadError, match="a scale out of range"):
         UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b"\xff" * 4 + body[4:]), ROSTER)
 
 
-def test_the_norm_limit_has_room_for_rounding():
+def test_norm_limit_has_room_for_rounding():
     """An update at the limit is not refused because rounding made it longer."""
     values = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], np.float32)
     run, header, body = in_precision("int8", values)

@@ -17,13 +17,15 @@ CARD = Card("device", OWNER.member)
 SIGNED = sign_document(OWNER, CARD)
 
 
-def test_a_document_is_its_signature_followed_by_its_bytes():
+def test_document_is_signature_then_bytes():
+    """A document is its signature followed by its bytes."""
     assert SIGNED[SIGNATURE_BYTES:] == encode(CARD)
     assert open_document(SIGNED, Card, KEY) == CARD
     assert open_document(memoryview(SIGNED), Card, KEY) == CARD
 
 
-def test_a_document_of_another_signer_is_refused():
+def test_another_signer_is_refused():
+    """A document of another signer is refused."""
     with pytest.raises(UntrustedError):
         open_document(SIGNED, Card, OTHER.member.sign_key)
 
@@ -37,12 +39,13 @@ def test_one_changed_bit_is_refused(at):
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0"], ids=["cut", "longer"])
-def test_a_document_of_another_length_is_refused(change):
+def test_another_length_is_refused(change):
+    """A document of another length is refused."""
     with pytest.raises(UntrustedError):
         open_document(change(SIGNED), Card, KEY)
 
 
-def test_the_signature_of_one_type_is_none_for_another():
+def test_signature_holds_for_one_type():
     """Both types may have the same bytes: the signature covers the type's name as well."""
     content = encode(Setting("a", "b"))
     signed = OWNER.sign("document/Roster", content) + content
@@ -53,12 +56,13 @@ def test_the_signature_of_one_type_is_none_for_another():
 
 
 @pytest.mark.parametrize("size", [0, 1, SIGNATURE_BYTES])
-def test_bytes_that_hold_no_more_than_a_signature_are_too_short(size):
+def test_bytes_of_bare_signature_are_too_few(size):
+    """Bytes that hold no more than a signature are too short."""
     with pytest.raises(WireError, match=f"^{size} bytes are too short for a signed Card$"):
         open_document(SIGNED[:size], Card, KEY)
 
 
-def test_a_document_of_another_version_is_told_from_a_forgery_with_what_to_do():
+def test_other_version_is_no_forgery():
     """Its signature is valid, and its bytes are not a document of this version."""
     content = encode(CARD) + b"one more field"
     signed = OWNER.sign("document/Card", content) + content
@@ -68,7 +72,8 @@ def test_a_document_of_another_version_is_told_from_a_forgery_with_what_to_do():
     assert "upgrade the older software" in caught.value.hint
 
 
-def test_a_peek_checks_no_signature_but_the_form():
+def test_peek_checks_no_signature_but_form():
+    """A peek checks no signature but the form."""
     stranger = dataclasses.replace(CARD, role="aggregator")
     assert peek_document(bytes(SIGNATURE_BYTES) + encode(stranger), Card) == stranger
     with pytest.raises(WireError):

@@ -56,7 +56,7 @@ def ended(**changes):
 
 
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
-def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, backend, monkeypatch, choice):
+def test_chosen_model_is_trained_once_more(shares, backend, monkeypatch, choice):
     """By the recipe of the candidate; the losses reported are those of the first training, which has not seen them."""
     monkeypatch.setattr(
         "edge_client.learning.finish.choose", lambda losses, **_: choice if choice in losses else "cluster"
@@ -69,7 +69,8 @@ def test_the_chosen_model_is_trained_again_with_the_validation_samples(shares, b
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
 
 
-def test_a_second_training_that_diverges_leaves_the_first(shares):
+def test_diverging_second_training_is_left(shares):
+    """A second training that diverges leaves the first."""
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Diverging:
@@ -91,7 +92,8 @@ def test_a_second_training_that_diverges_leaves_the_first(shares):
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_spoilt_second_training_leaves_the_first(shares, forgets):
+def test_spoilt_second_training_leaves_first(shares, forgets):
+    """A spoilt second training leaves the first."""
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Spoiling:
@@ -115,7 +117,7 @@ def test_a_spoilt_second_training_leaves_the_first(shares, forgets):
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
 
 
-def test_dittos_model_is_pulled_towards_the_clusters(shares, backend):
+def test_dittos_model_is_pulled_to_clusters(shares, backend):
     """Objective 2 of the paper: one training from w*, with the gradient of weight / 2 |v - w*|^2 added."""
     recipe = dataclasses.replace(MINI, epochs=10, prox_mu=2.0)
     told = ended(weight=2.0)
@@ -124,7 +126,8 @@ def test_dittos_model_is_pulled_towards_the_clusters(shares, backend):
     assert done.losses["ditto"] == sample_losses(theta, shares.validation, backend).mean()
 
 
-def test_without_figures_of_the_start_nothing_is_trained_alone(shares, backend):
+def test_no_first_figures_no_training_alone(shares, backend):
+    """Without figures of the start nothing is trained alone."""
     assert "alone" not in finish(ended(fresh=None), shares, backend, never).losses
 
 
@@ -133,7 +136,7 @@ def few(shares, count=12):
     return dataclasses.replace(shares, validation=Dataset(shares.validation.x[:count], shares.validation.y[:count]))
 
 
-def test_with_few_validation_samples_each_sample_is_scored_by_models_that_have_not_seen_it(backend):
+def test_few_samples_are_scored_crosswise(backend):
     """Labels by chance: whoever has seen a sample knows its label, and no one else does better than a guess."""
     rng = np.random.default_rng(2)
     x = rng.standard_normal((30, INPUTS)).astype(np.float32)
@@ -149,7 +152,8 @@ def test_with_few_validation_samples_each_sample_is_scored_by_models_that_have_n
 
 
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
-def test_after_cross_validation_the_chosen_model_is_trained_on_all_samples(shares, backend, monkeypatch, choice):
+def test_crossed_choice_trains_on_all(shares, backend, monkeypatch, choice):
+    """After cross validation the chosen model is trained on all samples."""
     told = few(shares)
     monkeypatch.setattr("edge_client.learning.finish.choose", lambda _, **__: choice)
     done = finish(ended(weight=0.5), told, backend, never)
@@ -159,7 +163,7 @@ def test_after_cross_validation_the_chosen_model_is_trained_on_all_samples(share
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
 
 
-def test_the_order_of_samples_by_label_does_not_matter_to_cross_validation(shares, backend):
+def test_order_of_labels_does_not_matter(shares, backend):
     """Folds of neighbours would each hold a label that the others lack."""
     whole = joined(shares.train, shares.validation)
     order = np.argsort(whole.y, kind="stable")[::2]
@@ -177,14 +181,15 @@ def test_a_device_with_two_samples_finishes(shares, backend):
     assert (done.choice, done.samples) == ("cluster", 2)
 
 
-def test_a_model_above_may_be_chosen_by_cross_validation(shares, backend):
+def test_model_above_may_be_chosen(shares, backend):
+    """A model above may be chosen by cross validation."""
     above = finish(ended(), shares, backend, never).theta
     done = finish(ended(above={"node-0": above}, fresh=None), few(shares), backend, never)
     assert done.losses["node-0"] < done.losses["1"] < done.losses["cluster"]
     assert done.theta is above or done.choice != "node-0"
 
 
-def test_epochs_on_top_never_raise_the_training_loss(shares, backend):
+def test_epochs_on_top_never_raise_the_loss(shares, backend):
     """A step size that one device's model can't bear is halved until it can."""
     hot = run_plan(local=dataclasses.replace(MINI, lr=500.0), rounds=6)
     settled = finish(ended(), shares, backend, never).theta
@@ -197,7 +202,8 @@ def test_epochs_on_top_never_raise_the_training_loss(shares, backend):
     assert all(loss < 2 * done.losses["cluster"] for loss in done.losses.values())
 
 
-def test_a_candidate_that_diverges_is_left_out(shares, caplog):
+def test_candidate_that_diverges_is_left_out(shares, caplog):
+    """A candidate that diverges is left out."""
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Diverging:
@@ -225,7 +231,7 @@ def backend_of():
 
 
 @pytest.mark.parametrize("after", [0, 5, 40, 150])
-def test_it_stops_before_the_next_step_once_it_is_cancelled(shares, backend, after):
+def test_stops_before_the_next_step(shares, backend, after):
     """24 samples are scored, then there are 15 steps in an epoch."""
     calls = []
 

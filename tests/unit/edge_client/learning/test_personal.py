@@ -26,20 +26,21 @@ def of(*values):
         ([5], False),
     ],
 )
-def test_a_gain_counts_from_one_standard_error(gains, better):
+def test_gain_counts_from_one_standard_error(gains, better):
     """Gains 3, 0, 1 have the mean 1.33 and a standard error of 0.88; 3, -2, 0 have 0.33 and 1.45."""
     own = np.full(len(gains), 9.0)
     assert clearly_better(own, own - np.array(gains, float)) is better
 
 
-def test_losses_that_are_not_finite_are_worse_than_all_others():
+def test_infinite_losses_are_the_worst():
+    """Losses that are not finite are worse than all others."""
     assert clearly_better(of(1, np.nan), of(1, 50))
     assert clearly_better(of(np.inf, np.inf), of(1, 50))
     assert not clearly_better(of(1, 50), of(0, np.nan))
     assert not clearly_better(of(np.inf, 1), of(np.inf, 0))
 
 
-def test_the_least_mean_loss_among_the_clearly_better_wins_and_on_ties_the_first():
+def test_least_clearly_better_loss_wins():
     """The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean."""
     losses = {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)}
     assert choose(losses, labels=False) == "1"
@@ -57,7 +58,7 @@ def test_labels_have_to_be_likelier_by_far():
     assert choose({CLUSTER: of(9, 9, 9), "10": of(0, 0, np.nan)}, labels=True) == CLUSTER
 
 
-def test_one_mistake_of_a_model_that_is_too_sure_does_not_outweigh_what_it_has_right():
+def test_one_sure_mistake_decides_nothing():
     """A model of ten classes that guesses, and one that is right on eight of ten samples and very wrong on two."""
     guess, sure = np.full(10, np.log(10)), np.array([0.01] * 8 + [20.0] * 2)
     assert sure.mean() > guess.mean()
@@ -65,7 +66,8 @@ def test_one_mistake_of_a_model_that_is_too_sure_does_not_outweigh_what_it_has_r
     assert choose({CLUSTER: sure, ALONE: guess}, labels=True) == CLUSTER
 
 
-def test_a_model_is_preferred_if_it_is_clearly_better_or_for_labels_likelier():
+def test_clearly_better_model_is_preferred():
+    """A model is preferred if it is clearly better or for labels likelier."""
     own, other = np.full(5, 0.15), np.full(5, 0.10)
     assert personal.preferred(own, other, labels=False)
     assert not personal.preferred(own, other, labels=True)
@@ -93,9 +95,11 @@ def test_recipes_of_candidates():
 @pytest.mark.parametrize(
     ("local", "rounds", "expected"), [(EPOCHS, 100, 100), (EPOCHS, 10_000, 500), (STEPS, 10_000, 1000), (STEPS, 1, 1)]
 )
-def test_training_alone_lasts_as_long_as_the_run_within_a_limit(local, rounds, expected):
+def test_training_alone_lasts_as_the_run(local, rounds, expected):
+    """Training alone lasts as long as the run within a limit."""
     assert personal.alone_rounds(local, rounds) == expected
 
 
-def test_an_epoch_limit_below_one_round_still_gives_a_round():
+def test_small_limit_still_gives_a_round():
+    """An epoch limit below one round still gives a round."""
     assert personal.alone_rounds(LocalTraining(epochs=5000, batch_size=5), 3) == 1

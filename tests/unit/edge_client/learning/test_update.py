@@ -108,7 +108,8 @@ def losses(context, candidates, share):
     return score([MODELS[c] for c in candidates], share_of(context.shares, share), context.backend)
 
 
-def test_the_best_candidate_is_trained_and_its_masked_change_sent(context):
+def test_best_candidate_is_trained_and_sent(context):
+    """The best candidate is trained and its masked change sent."""
     finished, upload, vector = do(context, assignment(3, 4, 5))
     found = losses(context, (3, 4, 5), Share.TRAIN)
     best = (3, 4, 5)[int(np.argmin(found))]
@@ -135,7 +136,8 @@ def test_the_upload_is_masked(context):
 
 
 @pytest.mark.parametrize("share", [Share.TRAIN, Share.VALIDATION, Share.TEST])
-def test_scoring_orders_report_margins_on_their_share(context, share):
+def test_scoring_reports_margins(context, share):
+    """Scoring orders report margins on their share."""
     _, upload, vector = do(context, assignment(5, 3, phase=Phase.SCORE, share=share, train=False, margins=True))
     found = losses(context, (5, 3), share)
     assert vector is None
@@ -143,14 +145,15 @@ def test_scoring_orders_report_margins_on_their_share(context, share):
     assert upload.length == 0
 
 
-def test_in_a_trial_a_device_trains_its_halfs_model_and_holds_the_control(context):
+def test_trial_trains_half_and_holds_control(context):
+    """In a trial a device trains its halfs model and holds the control."""
     _, alone, expected = do(context, assignment(4))
     _, upload, vector = do(context, assignment(4, 3, phase=Phase.TRIAL))
     assert (upload.model, upload.loss, upload.margins) == (4, alone.loss, ())
     np.testing.assert_array_equal(vector, expected)
 
 
-def test_adapting_compares_the_candidates_before_and_after_training_each(context):
+def test_adapting_compares_before_and_after(context):
     """The update is the first candidate's alone; margins are the lesser of those before and after training, on the share."""
     _, _, expected = do(context, assignment(5))
     _, upload, vector = do(context, assignment(5, 3, phase=Phase.ADAPT, share=Share.VALIDATION, margins=True))
@@ -187,20 +190,22 @@ GAINS = np.array([0.2, 0.4, 0.6, -0.1])
     ],
     ids=["balanced", "a loss on the rare label", "a gain on the rare label", "targets", "sequences"],
 )
-def test_before_training_each_label_has_equal_weight_where_that_is_less(labels, untrained):
+def test_each_label_weighs_alike_if_less(labels, untrained):
+    """Before training each label has equal weight where that is less."""
     margins = trial_margins([np.ones(4), 1.0 + GAINS], np.array([0.3, 0.3]), labels)
     assert margins == (untrained, 0.0)
 
 
 @pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
-def test_margins_of_squared_errors_do_not_depend_on_the_targets_unit(unit):
+def test_margins_have_no_unit_of_targets(unit):
     """An error of a quarter is the logarithm of 4 better."""
     before, targets = [unit * np.array([1.0, 3.0]), unit * np.array([2.0, 6.0])], np.zeros(2, np.float32)
     assert trial_margins(before, unit * np.array([1.0, 4.0]), targets) == (0.0, 0.6931)
     assert reported_margins(unit * np.array([1.0, 4.0, 0.25]), squared=True) == (0.0, 1.3863, -1.3863)
 
 
-def test_errors_of_zero_or_infinity_and_losses_below_zero_have_margins():
+def test_margins_of_unusual_losses():
+    """Errors of zero or infinity and losses below zero have margins."""
     assert reported_margins(np.array([0.0, 1e-9, 0.0]), squared=True) == (0.0, 5.0, 0.0)
     assert reported_margins(np.array([1.0, np.inf, np.nan]), squared=True) == (0.0, 5.0, 5.0)
     assert reported_margins(np.array([-2.0, -1.5]), squared=True) == (0.0, 0.5), "likelihoods of the task's own loss"
@@ -215,7 +220,8 @@ def test_margins_are_clipped_and_rounded(context):
         assert upload.margins == (0.0, 5.0 if first == 0 else -5.0)
 
 
-def test_a_report_counts_on_the_test_share_alone(context):
+def test_report_counts_on_test_share_alone(context):
+    """A report counts on the test share alone."""
     finished, upload, _ = do(context, assignment(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
     best = (3, 4)[int(np.argmin(losses(context, (3, 4), Share.TRAIN)))]
     expected = context.backend.score(MODELS[best], context.shares.test.x, context.shares.test.y)
@@ -223,7 +229,8 @@ def test_a_report_counts_on_the_test_share_alone(context):
     assert (finished.correct, finished.tested) == (upload.correct, upload.tested)
 
 
-def test_the_checkpoints_that_were_asked_for_follow_the_update(context):
+def test_ordered_checkpoints_follow_update(context):
+    """The checkpoints that were asked for follow the update."""
     state = ModelState.of(StateId(0, 1), MODELS[3], run_id=context.plan.run_id, digest_key=bytes(32))
     sealing = dataclasses.replace(context, round=dataclasses.replace(context.round, to_seal={0: state}))
     for train_ in (True, False):
@@ -242,7 +249,7 @@ def vary(context, **changes):
     return dataclasses.replace(context, run=dataclasses.replace(context.run, plan=altered(context.plan, **changes)))
 
 
-def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_each_time(context):
+def test_blurred_update_keeps_its_direction(context):
     """The aggregator sees other norms; the mean of many is the true update's."""
     _, _, plain = do(context, assignment(3))
     true = plain.astype(np.float64)
@@ -256,14 +263,14 @@ def test_a_blurred_update_points_where_the_true_one_does_and_has_another_length_
     assert abs(factors.mean() - 1) < 0.15
 
 
-def test_the_models_norm_is_that_of_the_model_with_the_blurred_update(context):
+def test_norm_is_of_the_blurred_model(context):
     """So that |w + mean| follows from the reported norms, as fedgroup's inter-group aggregation needs it."""
     ask = dataclasses.replace(assignment(3), norm=True)
     _, upload, vector = do(vary(context, norm_noise=0.2), ask)
     assert upload.model_norm == pytest.approx(np.linalg.norm(MODELS[3] + vector), abs=2e-4)
 
 
-def test_the_nearest_of_the_compared_models_is_reported(context):
+def test_nearest_compared_model_is_reported(context):
     """Measured with the update that is sent, so with its noise."""
     _, _, delta = do(context, assignment(3))
     models = {3: MODELS[3], 4: MODELS[3] + np.float32(0.9) * delta, 5: MODELS[3] + np.float32(0.3) * delta}
@@ -277,7 +284,8 @@ def test_the_nearest_of_the_compared_models_is_reported(context):
     assert upload.nearest == (3, 4)[int(np.argmin(apart))]
 
 
-def test_a_device_to_be_placed_trains_as_for_pretraining_and_sends_only_the_direction(context):
+def test_placed_device_sends_only_direction(context):
+    """A device to be placed trains as for pretraining and sends only the direction."""
     long = dataclasses.replace(MINI, epochs=6)
     context = vary(context, pretrain=long)
     _, _, delta = do(context, dataclasses.replace(assignment(3), phase=Phase.PRETRAIN))
@@ -307,7 +315,9 @@ def test_cancelled_work_raises(context):
         do(context, assignment(3), cancelled=lambda: True)
 
 
-def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere(context):
+def test_restart_repeats_order_of_batches(context):
+    """Batches come in the same order after a restart and in another elsewhere."""
+
     def assignments(plan=context.plan, device="dev-1", round_=2):
         stream = BatchOrder(plan, device, round_)
         return [stream.permutation(24).tolist() for _ in range(3)]
@@ -324,7 +334,7 @@ def test_batches_come_in_the_same_order_after_a_restart_and_in_another_elsewhere
     assert len(set(seen)) == len(seen)
 
 
-def test_a_device_with_more_samples_than_the_plan_allows_reports_the_plans_limit(context):
+def test_many_samples_report_the_plans_limit(context):
     """It still trains on all of them."""
     assert len(context.shares.train) > 5
     assert do(vary(context, max_samples=5), assignment(3))[1].samples == 5
@@ -354,7 +364,8 @@ def trained_from(context, model):
     return train(WHOLE[model], context.shares.train, recipe, context.backend, batches, 1, lambda: False)
 
 
-def test_private_coordinates_are_scored_and_trained_and_not_uploaded(context):
+def test_private_values_are_not_uploaded(context):
+    """Private coordinates are scored and trained and not uploaded."""
     own = private_shop(context)
     finished, upload, vector = do(own, assignment(3, 4, 5, evaluate=True), models=SHORT)
     found = [own.backend.score(WHOLE[m], own.shares.train.x, own.shares.train.y).mean_loss for m in (3, 4, 5)]
@@ -366,7 +377,8 @@ def test_private_coordinates_are_scored_and_trained_and_not_uploaded(context):
     assert upload.correct == own.backend.score(WHOLE[best], own.shares.test.x, own.shares.test.y).correct
 
 
-def test_norms_noise_and_distances_are_of_the_federated_coordinates(context):
+def test_norms_are_of_federated_coordinates(context):
+    """Norms noise and distances are of the federated coordinates."""
     own = private_shop(context, norm_noise=0.1)
     order_ = dataclasses.replace(assignment(3), norm=True, compare=(3, 4))
     finished, upload, vector = do(own, order_, models=SHORT)
@@ -378,11 +390,13 @@ def test_norms_noise_and_distances_are_of_the_federated_coordinates(context):
 
 
 @pytest.mark.parametrize("order_", [assignment(3, train=False, phase=Phase.SCORE), place_assignment(3, (3, 4))])
-def test_work_without_an_update_leaves_the_private_coordinates(context, order_):
+def test_work_without_update_leaves_private(context, order_):
+    """Work without an update leaves the private coordinates."""
     assert do(private_shop(context), order_, models=SHORT)[0].private is None
 
 
-def test_the_other_candidates_of_a_comparison_leave_the_private_coordinates(context):
+def test_other_candidates_leave_private(context):
+    """The other candidates of a comparison leave the private coordinates."""
     own = private_shop(context)
     finished, _, _ = do(own, assignment(3, 4, phase=Phase.ADAPT, margins=True), models=SHORT)
     np.testing.assert_array_equal(finished.private, PRIVATE + trained_from(own, 3).delta[D - P :])

@@ -113,12 +113,14 @@ def test_an_older_plan_is_not_taken_up():
     assert step(state, Planned(PLAN)) == (state, ())
 
 
-def test_work_that_ends_after_it_was_cancelled_is_dropped():
+def test_cancelled_work_is_dropped():
+    """Work that ends after it was cancelled is dropped."""
     state, _ = after(*WORKING, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,))))
     assert step(state, DONE) == (state, ())
 
 
-def test_the_residual_of_a_refused_upload_is_wasted_unless_it_is_acknowledged_later():
+def test_refused_uploads_residual_is_wasted():
+    """The residual of a refused upload is wasted unless it is acknowledged later."""
     refused, _ = after(*SENDING, control(Action.REFUSED))
     assert refused.wasted == refused.transfer == ID
     again, _ = step(refused, Announced(announcement()))
@@ -128,7 +130,7 @@ def test_the_residual_of_a_refused_upload_is_wasted_unless_it_is_acknowledged_la
     assert later.wasted == ID
 
 
-def test_a_refused_upload_is_offered_again_once_the_round_is_announced_again():
+def test_refused_upload_is_offered_again():
     """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
     state, _ = after(*SENDING, control(Action.REFUSED))
     state, actions = step(state, Announced(announcement()))
@@ -140,7 +142,8 @@ def test_a_refused_upload_is_offered_again_once_the_round_is_announced_again():
     assert not refused.refused
 
 
-def test_an_answer_to_another_upload_means_nothing():
+def test_answer_to_another_upload_is_nothing():
+    """An answer to another upload means nothing."""
     state, _ = after(*SENDING)
     assert step(state, control(Action.ACK, transfer=bytes(16))) == (state, ())
     idle, _ = after()
@@ -154,7 +157,7 @@ def test_only_missing_chunks_are_sent():
 
 
 @pytest.mark.parametrize(("announced_s", "base_s"), [(20.0, 20.0), (0.0, 1.0), (-5.0, 1.0), (1e9, 600.0)])
-def test_the_announced_pause_bounds_the_first_reminder(announced_s, base_s):
+def test_announced_pause_bounds_reminders(announced_s, base_s):
     """A large fleet's reminders would come while the aggregator still works on the uploads."""
     opening = Announced(dataclasses.replace(announcement(), remind_after_s=announced_s))
     state, actions = after(opening, *SENDING[1:])
@@ -167,7 +170,7 @@ def test_the_announced_pause_bounds_the_first_reminder(announced_s, base_s):
     assert bounds[-1] == max(60.0, 2 * base_s)
 
 
-def test_after_a_restart_the_aggregator_is_reminded_of_the_stored_upload_of_the_same_round():
+def test_restart_reminds_of_stored_upload():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
@@ -186,14 +189,15 @@ def test_after_a_restart_the_aggregator_is_reminded_of_the_stored_upload_of_the_
         announcement(2, nonce=b"\1" * 16, round=1, finished=True),
     ],
 )
-def test_an_announcement_beyond_the_plan_changes_nothing(bad):
+def test_announcement_beyond_plan_is_nothing(bad):
+    """An announcement beyond the plan changes nothing."""
     state, _ = after(Announced(announcement()))
     with pytest.raises(UntrustedError):
         step(state, Announced(bad))
     assert after(LOCATED, ARRIVED, state=state)[0].stage is Stage.WORKING
 
 
-def test_an_answer_of_the_final_round_outlives_a_restart():
+def test_final_answer_outlives_a_restart():
     """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
     sent = (1, 6, b"\6" * 16)
     mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
@@ -204,7 +208,8 @@ def test_an_answer_of_the_final_round_outlives_a_restart():
     assert step(state, Announced(FINAL)) == (state, ())
 
 
-def test_a_final_upload_whose_model_is_lost_is_worked_for_again():
+def test_lost_final_model_is_worked_for():
+    """A final upload whose model is lost is worked for again."""
     sent = (1, 6, b"\6" * 16)
     mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
     for answered in (False, True):
@@ -266,12 +271,13 @@ def changes_of_stage():
 
 
 @pytest.mark.slow
-def test_exactly_the_listed_changes_of_stage_happen():
+def test_exactly_the_listed_changes_happen():
     """The search covers every order of the events, with restarts between them."""
     assert changes_of_stage() == {(*change, event) for change, causes in TRANSITIONS.items() for event in causes}
 
 
-def test_a_round_waits_until_its_transfers_are_located_and_have_arrived():
+def test_round_waits_for_located_transfers():
+    """A round waits until its transfers are located and have arrived."""
     state, _ = after()
     state, actions = step(state, Announced(ROUNDS[0]))
     assert (state.stage, actions) == (Stage.FETCHING, (Locate(ROUNDS[0], TRAIN),))
@@ -284,7 +290,7 @@ def test_a_round_waits_until_its_transfers_are_located_and_have_arrived():
     assert step(state, ModelArrived("mean", ID))[1] == (Work(ROUNDS[0], TRAIN),)
 
 
-def test_only_transfers_that_are_here_count_when_a_round_is_located_again():
+def test_only_arrived_transfers_count_again():
     """One that an earlier round used is gone from memory."""
     state, _ = after()
     for announced in (ROUNDS[0], ROUNDS[2]):
@@ -298,14 +304,16 @@ def test_only_transfers_that_are_here_count_when_a_round_is_located_again():
     assert actions == (Follow(("mean",)), Work(ROUNDS[0], TRAIN))
 
 
-def test_a_round_whose_states_are_out_of_reach_is_skipped():
+def test_unreachable_states_skip_the_round():
+    """A round whose states are out of reach is skipped."""
     state, _ = after()
     state, _ = step(state, Announced(ROUNDS[0]))
     state, actions = step(state, WorkFailed(state.mark.nonce))
     assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
 
 
-def test_nobody_is_reminded_of_an_upload_whose_aggregator_was_replaced():
+def test_replaced_aggregator_is_not_reminded():
+    """Nobody is reminded of an upload whose aggregator was replaced."""
     state, _ = after()
     for event in (Announced(ROUNDS[0]), Located(ROUNDS[0].nonce, {}), WorkDone(1, 1, ROUNDS[0].nonce, ID)):
         state, _ = step(state, event)

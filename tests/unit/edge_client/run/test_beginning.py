@@ -57,7 +57,8 @@ def statements(scene, models, round_):
     )
 
 
-def test_two_devices_begin_with_the_same_origins_and_digests(scene):
+def test_devices_begin_with_the_same_origins(scene):
+    """Two devices begin with the same origins and digests."""
     begun = [open_run(scene.package, member) for member in scene.parties.members.values()]
     held = [run.states.held[ORIGIN] for run in begun]
     assert held[0].digest == held[1].digest
@@ -66,7 +67,8 @@ def test_two_devices_begin_with_the_same_origins_and_digests(scene):
     assert begun[0].chain.next_round == 1, "round 0 sealed the package"
 
 
-def test_a_package_that_is_not_the_owners_is_refused(scene):
+def test_package_is_not_owners_is_refused(scene):
+    """A package that is not the owners is refused."""
     member = scene.parties.members["dev-1"]
     parts = decode(scene.package, RunPackage)
     forged = dataclasses.replace(parts, plan=sign_document(member.identity, scene.plan))
@@ -81,7 +83,8 @@ def test_a_package_that_is_not_the_owners_is_refused(scene):
         open_run(encode(dataclasses.replace(parts, task=parts.origins)), member)
 
 
-def test_a_run_continues_after_a_restart_and_its_package_can_not_be_opened_again(scene):
+def test_restarted_run_keeps_package_shut(scene):
+    """A run continues after a restart and its package can't be opened again."""
     member = scene.parties.members["dev-1"]
     keep(scene, member)
     files = DeviceState(member.directory)
@@ -94,7 +97,7 @@ def test_a_run_continues_after_a_restart_and_its_package_can_not_be_opened_again
         open_run(scene.package, again(member))
 
 
-def test_a_power_cut_at_any_write_leaves_a_run_that_begins_or_continues(scene, tmp_path):
+def test_power_cut_leaves_a_usable_run(scene, tmp_path):
     """The version's secret is stepped last, so until then the package can be opened again."""
     member = scene.parties.members["dev-1"]
     pristine = shutil.copytree(member.directory, tmp_path / "pristine")
@@ -117,7 +120,8 @@ def test_a_power_cut_at_any_write_leaves_a_run_that_begins_or_continues(scene, t
     assert left > 8
 
 
-def test_the_states_of_another_run_are_not_continued(scene, tmp_path):
+def test_other_runs_states_are_not_continued(scene, tmp_path):
+    """The states of another run are not continued."""
     member = scene.parties.members["dev-1"]
     keep(scene, member)
     package = DeviceState(member.directory).load_run()
@@ -127,7 +131,8 @@ def test_the_states_of_another_run_are_not_continued(scene, tmp_path):
         resume_run(package, again(member))
 
 
-def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
+def test_damaged_state_is_forgotten(scene, caplog):
+    """A damaged state is forgotten with a warning."""
     member = scene.parties.members["dev-1"]
     keep(scene, member)
     (path,) = (member.directory / "models").glob("state-*.bin")
@@ -138,7 +143,7 @@ def test_a_damaged_state_is_forgotten_with_a_warning(scene, caplog):
 
 
 @pytest.mark.parametrize("format_", ["an earlier plan", "another document"])
-def test_a_run_that_an_earlier_version_stored_is_refused(scene, caplog, format_):
+def test_run_earlier_version_stored_refused(scene, caplog, format_):
     """The device keeps its place in the fleet: only the run is lost."""
     member = scene.parties.members["dev-1"]
     keep(scene, member)
@@ -194,7 +199,8 @@ def begin(late, *, sealed=None, most=1 << 20, announced=None):
     return start.take(label, transfer, memoryview(sealed), late.member, most)
 
 
-def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
+def test_newcomer_begins_with_a_checkpoint(late):
+    """A newcomer can't open the package and begins with a checkpoint."""
     with pytest.raises(NotEnrolledError):
         open_run(late.scene.package, late.member)
     begun = begin(late)
@@ -207,7 +213,7 @@ def test_a_newcomer_can_not_open_the_package_and_begins_with_a_checkpoint(late):
     assert resumed.states.digests() == models.states.digests()
 
 
-def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(scene):
+def test_run_signed_before_new_keys_begins(scene):
     """Run 2 waits while run 1 goes on under newer keys, under which a device was admitted."""
     owner, bundle = scene.parties.owner, logistic_bundle(4, 3)
     second = make_plan(owner, bundle, Recipe("fedavg", min_contributors=2))
@@ -228,13 +234,15 @@ def test_a_run_that_was_signed_before_the_keys_were_replaced_begins_after_it(sce
         open_run(package, late)
 
 
-def test_a_newcomer_has_no_keys_of_rounds_before_the_checkpoint(late):
+def test_newcomer_has_no_earlier_rounds_keys(late):
+    """A newcomer has no keys of rounds before the checkpoint."""
     begun = begin(late)
     assert begun.chain.key_version == late.announced.held.key_version
     assert begun.chain.next_round == late.ref.round
 
 
-def test_without_a_checkpoint_under_its_keys_a_newcomer_waits(late):
+def test_newcomer_without_checkpoint_waits(late):
+    """Without a checkpoint under its keys a newcomer waits."""
     start = LateStart(late.scene.plan, late.scene.package)
     held = late.announced.held
     older = dataclasses.replace(late.ref, key_version=late.scene.plan.key_version)
@@ -244,13 +252,15 @@ def test_without_a_checkpoint_under_its_keys_a_newcomer_waits(late):
         assert start.take("x", bytes(16), memoryview(b""), late.member, 0) is None
 
 
-def test_a_newcomer_believes_only_a_state_that_enough_devices_have_signed(late):
+def test_newcomer_believes_signed_states(late):
+    """A newcomer believes only a state that enough devices have signed."""
     held = dataclasses.replace(late.announced.held, statements=late.announced.held.statements[:1])
     with pytest.raises(BadCheckpointError, match="2 are needed"):
         begin(late, announced=dataclasses.replace(late.announced, held=held))
 
 
-def test_a_newcomer_takes_only_the_task_that_the_owner_has_signed(late):
+def test_newcomer_takes_the_signed_task_only(late):
+    """A newcomer takes only the task that the owner has signed."""
     other = logistic_bundle(LENGTH, 2).to_bytes()
     ref = late.scene.checkpoint("dev-1", late.models["dev-1"], (0, 0), 5, task=other)
     sealed = late.scene.transfers[ref.label, ref.transfer]
@@ -259,12 +269,14 @@ def test_a_newcomer_takes_only_the_task_that_the_owner_has_signed(late):
     assert caught.value.sealed_by == "dev-1"
 
 
-def test_a_checkpoint_with_a_task_above_the_limit_is_refused_unread(late):
+def test_large_tasks_checkpoint_is_unread(late):
+    """A checkpoint with a task above the limit is refused unread."""
     with pytest.raises(IntegrityError, match="a checkpoint of"):
         begin(late, most=16)
 
 
-def test_origins_that_are_not_finite_are_refused(tmp_path):
+def test_infinite_origins_are_refused(tmp_path):
+    """Origins that are not finite are refused."""
     start = np.full((1, LENGTH), np.nan, np.float32)
     scene = Scene(tmp_path, "dev-1", start=start)
     with pytest.raises(IntegrityError, match="not finite"):

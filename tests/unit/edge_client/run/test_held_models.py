@@ -51,7 +51,8 @@ def damage(scene, models, at, factor=2.0):
     models._states = models.states.with_states([bad])
 
 
-def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
+def test_missing_one_round_changes_no_bit(scene, models):
+    """Devices that missed no round and one hold the same bits."""
     steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
     steps = to_round(scene, {"dev-3": models["dev-3"]}, 1, names=("dev-3",)) and steps
     announced = scene.announcement(3, steps=steps, statements=statements(scene, models, 2, ("dev-1", "dev-2")))
@@ -60,7 +61,8 @@ def test_devices_that_missed_no_round_and_one_hold_the_same_bits(scene, models):
     assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
 
 
-def test_a_restart_before_the_states_are_stored_makes_them_again(scene, models):
+def test_restart_makes_unstored_states_again(scene, models):
+    """A restart before the states are stored makes them again."""
     steps = to_round(scene, models, 2)
     device, announced = models["dev-1"], scene.announcement(3, steps=steps)
     for label, transfer in device.locate(announced, TRAIN).items():
@@ -73,7 +75,8 @@ def test_a_restart_before_the_states_are_stored_makes_them_again(scene, models):
     assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
 
 
-def test_a_device_that_missed_more_takes_a_checkpoint_and_the_means_after_it(scene, models):
+def test_missing_more_takes_a_checkpoint(scene, models):
+    """A device that missed more takes a checkpoint and the means after it."""
     to_round(scene, models, 2)
     both = {name: models[name] for name in ("dev-1", "dev-2")}
     steps = (scene.step(1, {0: ONE}), scene.step(2, {0: ONE}))
@@ -91,14 +94,16 @@ def test_a_device_that_missed_more_takes_a_checkpoint_and_the_means_after_it(sce
         assert scene.serve(held, announced)[0].tobytes() == theta.tobytes()
 
 
-def test_without_a_checkpoint_the_device_lacks_the_state(scene, models):
+def test_without_checkpoint_state_is_lacking(scene, models):
+    """Without a checkpoint the device lacks the state."""
     steps = to_round(scene, models, 5, names=("dev-1", "dev-2"))
     signed = statements(scene, models, 5, ("dev-1", "dev-2"))
     with pytest.raises(MissingStateError, match="states 5 of model 0 can't be made"):
         models["dev-3"].locate(scene.announcement(6, steps=steps, statements=signed), TRAIN)
 
 
-def test_a_checkpoint_that_too_few_have_signed_is_not_fetched(scene, models):
+def test_thinly_signed_checkpoint_is_left(scene, models):
+    """A checkpoint that too few have signed is not fetched."""
     steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
     for signed in ((), statements(scene, models, 6, ("dev-1",)), (b"junk",)):
@@ -107,7 +112,7 @@ def test_a_checkpoint_that_too_few_have_signed_is_not_fetched(scene, models):
             models["dev-3"].locate(announced, TRAIN)
 
 
-def test_a_checkpoint_whose_round_keys_are_erased_is_no_help(scene, models):
+def test_erased_round_keys_make_it_no_help(scene, models):
     """The device was in step after that round, and has lost its states since."""
     steps = to_round(scene, models, 6)
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
@@ -120,7 +125,8 @@ def test_a_checkpoint_whose_round_keys_are_erased_is_no_help(scene, models):
         lost.locate(scene.announcement(9, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
 
 
-def test_a_device_with_a_damaged_state_finds_out_from_a_certificate_and_heals(scene, models):
+def test_damaged_state_heals_by_certificate(scene, models):
+    """A device with a damaged state finds out from a certificate and heals."""
     steps = to_round(scene, models, 5)
     wrong, bad = models["dev-3"], scene.announcement(6, steps=steps)
     damage(scene, wrong, StateId(0, 4))
@@ -136,7 +142,7 @@ def test_a_device_with_a_damaged_state_finds_out_from_a_certificate_and_heals(sc
     assert theta.tobytes() == scene.serve(models["dev-1"], announced)[0].tobytes()
 
 
-def test_a_state_that_comes_out_wrong_is_dropped_and_the_round_is_skipped(scene, models):
+def test_wrong_state_skips_the_round(scene, models):
     """Its predecessor was damaged and had no certificate."""
     steps = to_round(scene, models, 5)
     wrong = models["dev-3"]
@@ -153,7 +159,7 @@ def test_a_state_that_comes_out_wrong_is_dropped_and_the_round_is_skipped(scene,
     assert theta.tobytes() == models["dev-1"].states.held[StateId(0, 5)].theta.tobytes()
 
 
-def test_a_wrong_state_that_the_assignment_does_not_need_is_dropped_and_the_device_takes_part(tmp_path):
+def test_unneeded_wrong_state_is_dropped(tmp_path):
     """Model 0 comes from a checkpoint in the same round, so that the device compares its states twice."""
     scene = Scene(tmp_path, *NAMES, algorithm="ifca", settings={"k": "2"}, start=origins(2))
     models = {name: scene.device(name) for name in NAMES}
@@ -181,7 +187,8 @@ def mean_of(scene, models, **changes):
     return label, transfer, scene.transfers[label, transfer]
 
 
-def test_a_mean_under_another_mask_is_refused(scene, models):
+def test_mean_under_another_mask_is_refused(scene, models):
+    """A mean under another mask is refused."""
     label, transfer, plain = mean_of(scene, models, key_id=b"k" * 16)
     with pytest.raises(KeyMismatchError):
         models["dev-1"].take(label, transfer, memoryview(plain))
@@ -192,7 +199,8 @@ def test_a_mean_under_another_mask_is_refused(scene, models):
     [b"", b"\0" * 3, b"\0" * 4 * (LENGTH - 1), b"\xff" * 4 * LENGTH, b"\x7f" * 4 * LENGTH],
     ids=["empty", "odd", "short", "nan", "huge"],
 )
-def test_a_mean_of_another_length_or_with_an_impossible_norm_is_refused(scene, models, tail):
+def test_unfit_mean_is_refused(scene, models, tail):
+    """A mean of another length or with an impossible norm is refused."""
     label, transfer, plain = mean_of(scene, models)
     with pytest.raises(UntrustedError):
         models["dev-1"].take(label, transfer, memoryview(plain[: -4 * LENGTH] + tail))
@@ -205,7 +213,8 @@ def test_a_mean_of_another_round_is_refused(scene, models):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
 
 
-def test_an_early_transfer_that_is_not_the_announced_one_is_forgotten(scene, models):
+def test_early_other_transfer_is_forgotten(scene, models):
+    """An early transfer that is not the announced one is forgotten."""
     device = models["dev-1"]
     scene.serve(device, scene.announcement(1))
     old, new = scene.step(1, {0: ONE}), scene.step(1, {0: ONE})
@@ -218,7 +227,8 @@ def test_an_early_transfer_that_is_not_the_announced_one_is_forgotten(scene, mod
 @pytest.mark.parametrize(
     ("end", "error"), [(0, IntegrityError), (9, IntegrityError), (-4, UntrustedError)], ids=["empty", "head", "short"]
 )
-def test_an_early_mean_that_is_damaged_is_refused_once_it_is_announced(scene, models, end, error):
+def test_early_damaged_mean_is_refused_later(scene, models, end, error):
+    """An early mean that is damaged is refused once it is announced."""
     device = models["dev-1"]
     scene.serve(device, scene.announcement(1))
     step = scene.step(1, {0: ONE})
@@ -244,7 +254,7 @@ def test_what_has_arrived_is_still_there_when_the_round_is_announced_again(scene
     assert device.arrived() == {}
 
 
-def test_a_mean_that_a_broker_sends_again_after_its_use_is_ignored(scene, models):
+def test_mean_sent_again_is_ignored(scene, models):
     """As after a reconnection; the keys of its round are erased by then."""
     device, steps = models["dev-1"], to_round(scene, models, 1)
     announced = scene.announcement(2, steps=steps)
@@ -254,7 +264,8 @@ def test_a_mean_that_a_broker_sends_again_after_its_use_is_ignored(scene, models
     assert device.locate(announced, TRAIN) == device.arrived() == {}
 
 
-def test_a_checkpoint_that_can_not_be_used_makes_its_state_a_missing_one(scene, models):
+def test_unusable_checkpoint_is_missing(scene, models):
+    """A checkpoint that can't be used makes its state a missing one."""
     steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
     signed = statements(scene, models, 6, ("dev-1", "dev-2"))
@@ -282,13 +293,15 @@ def test_a_checkpoint_that_can_not_be_used_makes_its_state_a_missing_one(scene, 
     assert device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
 
 
-def test_labels_ahead_are_those_of_the_coming_means(scene, models):
+def test_labels_ahead_are_the_coming_means(scene, models):
+    """Labels ahead are those of the coming means."""
     assert models["dev-1"].labels_ahead(scene.announcement(3), TRAIN) == (scene.label(mean_number(0, 3)),)
     step = scene.step(3, {0: ONE})
     assert step.means[0].label == scene.label(mean_number(0, 3))
 
 
-def test_a_device_that_sits_rounds_out_subscribes_to_nothing_ahead(tmp_path):
+def test_sitting_out_subscribes_to_nothing(tmp_path):
+    """A device that sits rounds out subscribes to nothing ahead."""
     scene = Scene(tmp_path, "dev-1", participation=0.5)
     assert scene.device("dev-1").labels_ahead(scene.announcement(3), TRAIN) == ()
 
@@ -296,7 +309,8 @@ def test_a_device_that_sits_rounds_out_subscribes_to_nothing_ahead(tmp_path):
 # -- the job's context --
 
 
-def test_the_statement_names_all_states_and_the_upload_carries_the_checkpoints_asked_for(scene, models):
+def test_statement_and_checkpoints_go_along(scene, models):
+    """The statement names all states and the upload carries the checkpoints asked for."""
     order = dataclasses.replace(TRAIN, seal=(0,))
     device, announced = models["dev-1"], scene.announcement(1, states={0: (0, 0)}, assignment=TRAIN)
     scene.serve(device, announced)
@@ -322,7 +336,8 @@ def test_the_statement_names_all_states_and_the_upload_carries_the_checkpoints_a
     assert device.context(announced, TRAIN).attachment(identity) == b""
 
 
-def test_a_job_masks_with_the_round_s_keys_even_after_the_store_has_erased_them(scene, models):
+def test_job_masks_with_erased_keys_too(scene, models):
+    """A job masks with the round s keys even after the store has erased them."""
     device, announced = models["dev-1"], scene.announcement(1)
     scene.serve(device, announced)
     context = device.context(announced, TRAIN)
@@ -331,7 +346,8 @@ def test_a_job_masks_with_the_round_s_keys_even_after_the_store_has_erased_them(
     assert context.derive_mask().key_id == context.key_id
 
 
-def test_the_next_rounds_mask_is_derived_ahead_of_time(scene, models, monkeypatch):
+def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
+    """The next rounds mask is derived ahead of time."""
     device, announced = models["dev-1"], scene.announcement(1)
     scene.serve(device, announced)
     device.next_mask(announced)()
@@ -347,7 +363,8 @@ def test_the_next_rounds_mask_is_derived_ahead_of_time(scene, models, monkeypatc
 # -- key versions --
 
 
-def test_a_newer_key_version_continues_the_run_and_erases_the_older_one(scene, models):
+def test_newer_version_erases_the_older(scene, models):
+    """A newer key version continues the run and erases the older one."""
     owner = scene.parties.owner
     owner.rotate()
     number = owner.roster.keys_since
@@ -370,7 +387,8 @@ def test_a_newer_key_version_continues_the_run_and_erases_the_older_one(scene, m
         models["dev-1"].locate(scene.announcement(3, states={0: (0, 0)}), TRAIN)
 
 
-def test_a_mean_of_the_version_before_is_still_applied(scene, models):
+def test_earlier_versions_mean_is_applied(scene, models):
+    """A mean of the version before is still applied."""
     steps = to_round(scene, models, 1)
     owner = scene.parties.owner
     owner.rotate()
@@ -383,7 +401,7 @@ def test_a_mean_of_the_version_before_is_still_applied(scene, models):
     assert len({theta.tobytes() for theta in thetas}) == 1
 
 
-def test_a_mean_of_a_version_that_this_device_never_had_makes_it_ask_for_a_checkpoint(scene, models):
+def test_unknown_versions_mean_asks_for_help(scene, models):
     """It was away while that version was in use; were it to decline for another reason, it would be asked again and again."""
     scene.serve(models["dev-1"], scene.announcement(1))
     owner = scene.parties.owner
@@ -401,7 +419,8 @@ def test_a_mean_of_a_version_that_this_device_never_had_makes_it_ask_for_a_check
 # -- pure parts --
 
 
-def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certified(scene, models):
+def test_common_digest_must_be_certified(scene, models):
+    """The digest that most statements name is believed only if it is certified."""
     to_round(scene, models, 3)
 
     def certified(held, own):
@@ -419,7 +438,8 @@ def test_the_digest_that_most_statements_name_is_believed_only_if_it_is_certifie
     assert certified(none.held, {}) == {}
 
 
-def test_signatures_are_verified_only_where_a_state_is_lacking_or_contradicted(scene, models, monkeypatch):
+def test_signatures_are_verified_if_needed(scene, models, monkeypatch):
+    """Signatures are verified only where a state is lacking or contradicted."""
     to_round(scene, models, 3)
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
     digest = models["dev-1"].states.held[StateId(0, 2)].digest
@@ -440,7 +460,8 @@ def test_signatures_are_verified_only_where_a_state_is_lacking_or_contradicted(s
     assert len(checked) == 2
 
 
-def test_a_device_that_follows_keeps_the_newest_certificate_and_verifies_no_signature(scene, models, monkeypatch):
+def test_follower_verifies_no_signature(scene, models, monkeypatch):
+    """A device that follows keeps the newest certificate and verifies no signature."""
     steps = to_round(scene, models, 3)
     device, member = models["dev-1"], scene.parties.members["dev-1"]
     verified = []
@@ -457,7 +478,8 @@ def test_a_device_that_follows_keeps_the_newest_certificate_and_verifies_no_sign
     assert read_certificate_file(member.directory / FOLDER).statements == kept, "one statement certifies nothing"
 
 
-def test_shared_and_own_segments_have_their_own_lengths(scene):
+def test_segments_have_their_own_lengths(scene):
+    """Shared and own segments have their own lengths."""
     plan = run_plan("ifca", segments=(SegmentSpec("shared", 40), SegmentSpec("cluster", 9)))
     held = scene.announcement(4, states={1: (1, 3), SHARED_MODEL: (SHARED_MODEL, 3)}).held
     assert (segment_of(held, SHARED_MODEL), segment_of(held, 1)) == ("shared", "cluster")
@@ -467,7 +489,7 @@ def test_shared_and_own_segments_have_their_own_lengths(scene):
     assert length_of(plan, whole, StateId(1, 3)) == 49
 
 
-def test_a_state_that_is_not_offered_any_more_is_made_while_its_mean_is_retained(tmp_path):
+def test_unoffered_state_is_made_meanwhile(tmp_path):
     """IFCA begins another start in the next round, and may return to this one much later."""
     scene = Scene(tmp_path, "dev-1", algorithm="ifca", settings={"k": "1", "restarts": "2", "restart_rounds": "2"})
     device = scene.device("dev-1")
@@ -479,7 +501,8 @@ def test_a_state_that_is_not_offered_any_more_is_made_while_its_mean_is_retained
     assert set(device.states.held) == {StateId(0, 1), StateId(1, 0)}
 
 
-def test_no_model_is_made_of_the_shared_segment_and_another(scene):
+def test_shared_segment_alone_is_no_model(scene):
+    """No model is made of the shared segment and another."""
     shared, whole = {SHARED_MODEL: (SHARED_MODEL, 1), 1: (2, 1)}, {SHARED_MODEL: (0, 0), 1: (1, 0)}
     for states in (shared, whole):
         check_segments(scene.announcement(2, states=states).held)
@@ -493,7 +516,8 @@ def test_no_model_is_made_of_the_shared_segment_and_another(scene):
     check_segments(scene.announcement(3, states={1: (1, 2)}, steps=(mixed,)).held)
 
 
-def test_a_step_that_gives_a_model_that_is_not_finite_changes_nothing(scene, models):
+def test_infinite_step_changes_nothing(scene, models):
+    """A step that gives a model that is not finite changes nothing."""
     device = models["dev-1"]
     scene.serve(device, scene.announcement(1))
     damage(scene, device, StateId(0, 0), factor=1e36)

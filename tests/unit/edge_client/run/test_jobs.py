@@ -83,7 +83,8 @@ def place(tmp_path, logistic):
     return Place(private_directory(tmp_path / "d"), logistic(4, 3))
 
 
-def test_samples_are_read_once_a_task_and_the_number_to_train_on_is_returned(place):
+def test_samples_are_read_once_a_task(place):
+    """Samples are read once a task and the number to train on is returned."""
     assert place.factory.follow(place.run()) == 24
     place.data = Dataset(*samples(10))
     assert place.factory.follow(place.run(run=2)) == 24
@@ -92,7 +93,7 @@ def test_samples_are_read_once_a_task_and_the_number_to_train_on_is_returned(pla
     assert place.loads == 2
 
 
-def test_the_split_depends_on_fleet_and_device_alone(place):
+def test_split_depends_on_fleet_and_device(place):
     """A restart must not move test samples into the training share."""
     place.factory.follow(place.run())
     expected = split(place.data, b"reef/dev-1")
@@ -108,7 +109,8 @@ def test_a_new_run_gets_sessions_of_its_own(place):
     assert place.factory._context_of.keywords["backend"] is not first.keywords["backend"]
 
 
-def test_samples_that_do_not_fit_leave_the_run_before_in_force(place):
+def test_unfit_samples_leave_the_earlier_run(place):
+    """Samples that do not fit leave the run before in force."""
     place.factory.follow(place.run())
     before = place.factory._context_of
 
@@ -157,7 +159,8 @@ def finish(place, monkeypatch):
     return run
 
 
-def test_a_finished_model_is_compared_with_the_most_common_label(place, finish):
+def test_finished_model_is_beside_majority(place, finish):
+    """A finished model is compared with the most common label."""
     assert not place.factory.doubts_model(None)
     place.factory.follow(place.run())
     task, labels = place.bundle.digest, place.factory._shares[1].validation.y
@@ -168,19 +171,22 @@ def test_a_finished_model_is_compared_with_the_most_common_label(place, finish):
     assert not place.factory.doubts_model(SimpleNamespace(task=task, validation=UNMEASURED)), "as for regression"
 
 
-def test_a_final_round_measures_the_chosen_model_on_the_validation_share(place, finish):
+def test_final_round_measures_on_validation(place, finish):
+    """A final round measures the chosen model on the validation share."""
     done = finish()
     assert (done.model, done.tested) == (3, 2)
     assert done.validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
 
 
-def test_earlier_models_of_the_task_are_measured_again_on_the_same_samples(place, finish, logistic):
+def test_earlier_models_are_measured_again(place, finish, logistic):
+    """Earlier models of the task are measured again on the same samples."""
     earlier = add(place, 2)
     add(place, 3, logistic(4, 2))
     assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: Validation(2.0, 4, 8, 8)}
 
 
-def test_an_earlier_model_that_can_not_be_read_is_unmeasured_and_the_round_is_done(place, finish, caplog):
+def test_unreadable_model_is_unmeasured(place, finish, caplog):
+    """An earlier model that can't be read is unmeasured and the round is done."""
     earlier = add(place, 2)
     for path in (place.member.directory / "finished").glob("model-*"):
         path.write_bytes(b"junk")
@@ -188,13 +194,14 @@ def test_an_earlier_model_that_can_not_be_read_is_unmeasured_and_the_round_is_do
     assert "a finished model can't be used" in caplog.text
 
 
-def test_a_damaged_list_of_models_does_not_stop_the_final_round(place, finish):
+def test_damaged_list_stops_no_final_round(place, finish):
+    """A damaged list of models does not stop the final round."""
     add(place, 2)
     (place.member.directory / "finished" / "list.bin").write_bytes(b"junk")
     assert set(finish().validation) == {FINAL_ID}
 
 
-def test_a_job_belongs_to_the_run_and_the_round_in_which_it_was_made(place, monkeypatch):
+def test_job_belongs_to_its_run_and_round(place, monkeypatch):
     """The next run may begin while it waits for the worker."""
     seen = []
     monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append((context.plan.run, context.round)))
@@ -213,7 +220,8 @@ def test_regression_has_a_loss_and_no_count(place, finish):
     assert finish().validation == {FINAL_ID: Validation(0.5, 0, 0, 8)}
 
 
-def test_private_values_are_stored_by_round_and_join_the_models(tmp_path):
+def test_private_values_are_stored_by_round(tmp_path):
+    """Private values are stored by round and join the models."""
     from tests.helpers.tasks import logistic_bundle
 
     place = Place(private_directory(tmp_path / "d"), logistic_bundle(private=[1.0, 2.0, 3.0]))
@@ -247,7 +255,8 @@ def shares(place):
     return place.factory._context_of.keywords["shares"]
 
 
-def test_a_restart_takes_the_scale_with_which_the_run_began(scaled):
+def test_restart_keeps_the_runs_scale(scaled):
+    """A restart takes the scale with which the run began."""
     scaled.factory.follow(scaled.run())
     scale = Scales(scaled.member.directory).load(FINAL_ID)
     again = Place(scaled.member.directory, scaled.bundle)
@@ -268,7 +277,8 @@ def test_a_damaged_scale_is_made_again(scaled, caplog):
     assert Scales(scaled.member.directory).load(FINAL_ID) is not None
 
 
-def test_each_run_has_a_scale_as_long_as_its_model_may_answer(scaled):
+def test_each_run_has_its_scale(scaled):
+    """Each run has a scale as long as its model may answer."""
     scaled.factory.follow(scaled.run())
     earlier = add(scaled, 2)
     Scales(scaled.member.directory).save(Scale(earlier, (0.0,) * 4, (1.0,) * 4))
@@ -278,7 +288,8 @@ def test_each_run_has_a_scale_as_long_as_its_model_may_answer(scaled):
     assert scaled.loads == 1
 
 
-def test_an_earlier_model_is_measured_in_its_own_scale(scaled, monkeypatch):
+def test_earlier_model_has_its_own_scale(scaled, monkeypatch):
+    """An earlier model is measured in its own scale."""
     seen = []
     monkeypatch.setattr(Backend, "score", lambda *given: seen.append(given[2]) or Score(1.0, 0, 1))
     earlier = add(scaled, 2)
@@ -328,7 +339,8 @@ def raw_share(place):
     return split(place.data, b"reef/dev-1").train.x
 
 
-def test_statistics_are_those_of_the_training_share(bounded, monkeypatch):
+def test_statistics_are_of_training_share(bounded, monkeypatch):
+    """Statistics are those of the training share."""
     monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
     bounded.factory.follow(bounded.run())
     before = {STATISTICS_MODEL: np.full(15, 0.25, np.float32)}
@@ -337,7 +349,8 @@ def test_statistics_are_those_of_the_training_share(bounded, monkeypatch):
     assert bounded.factory.shares_of(bounded.bundle.digest) is None
 
 
-def test_the_fleets_mean_becomes_the_scale_of_the_run(bounded, monkeypatch):
+def test_fleets_mean_becomes_the_runs_scale(bounded, monkeypatch):
+    """The fleets mean becomes the scale of the run."""
     mean = statistics_of(raw_share(bounded), BOUNDS, 15)
     bounded.factory.follow(bounded.run())
     bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
@@ -375,7 +388,8 @@ def test_each_model_has_its_own_scale(bounded, monkeypatch):
     np.testing.assert_array_equal(shares(bounded).train.x, standardised(raw_share(bounded), scale))
 
 
-def test_nothing_is_trained_before_the_statistics_are_there(bounded):
+def test_no_training_before_statistics(bounded):
+    """Nothing is trained before the statistics are there."""
     bounded.factory.follow(bounded.run())
     with pytest.raises(IntegrityError, match="are not in this round"):
         bounded.factory.job(announcement(), TRAINING, {}, Offering())
@@ -422,7 +436,8 @@ def do_job(place, round_=1):
     return place.seen[-1]
 
 
-def test_rows_that_were_appended_count_in_the_next_round(watched):
+def test_appended_rows_count_next_round(watched):
+    """Rows that were appended count in the next round."""
     watched.factory.follow(watched.run())
     first = do_job(watched)
     scale = Scales(watched.member.directory).load(FINAL_ID)
@@ -441,7 +456,8 @@ def reasons(caplog):
     return [str(record.kv["reason"]) for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_damaged_row_is_left_out_until_it_is_whole(watched):
+def test_damaged_row_is_left_out_until_whole(watched):
+    """A damaged row is left out until it is whole."""
     watched.factory.follow(watched.run())
     first = do_job(watched)
     watched.path.write_text("\n".join([*rows(40), "1,2"]))
@@ -456,7 +472,8 @@ def test_a_damaged_row_is_left_out_until_it_is_whole(watched):
     assert watched.factory.left_out.count == 0
 
 
-def test_too_many_damaged_rows_leave_the_samples_as_they_are(watched, caplog):
+def test_many_damaged_rows_change_nothing(watched, caplog):
+    """Too many damaged rows leave the samples as they are."""
     watched.factory.follow(watched.run())
     first = do_job(watched)
     watched.path.write_text("\n".join([*rows(40), *["1,2"] * 4]))
@@ -468,7 +485,8 @@ def test_too_many_damaged_rows_leave_the_samples_as_they_are(watched, caplog):
     assert len(do_job(watched, 4).train) == 27
 
 
-def test_data_that_have_gone_or_grown_too_large_leave_the_samples_as_they_are(watched, caplog, monkeypatch):
+def test_vanished_data_change_nothing(watched, caplog, monkeypatch):
+    """Data that have gone or grown too large leave the samples as they are."""
     watched.factory.follow(watched.run())
     first = do_job(watched)
     monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 10)
@@ -480,7 +498,8 @@ def test_data_that_have_gone_or_grown_too_large_leave_the_samples_as_they_are(wa
     assert "the data can't be watched" in caplog.text
 
 
-def test_the_next_run_of_a_task_takes_a_scale_of_the_data_as_they_are_then(watched):
+def test_next_run_takes_a_scale_of_its_data(watched):
+    """The next run of a task takes a scale of the data as they are then."""
     watched.factory.follow(watched.run())
     do_job(watched)
     watched.path.write_text("\n".join([*rows(40), *("9e4,9e4,9e4,9e4,1",) * 10]))

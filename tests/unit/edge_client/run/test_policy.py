@@ -119,13 +119,14 @@ def test_what_the_plan_allows_is_accepted(models):
         ({"held": held(checkpoints=(checkpoint((0, 3), 3),))}, "before its state existed"),
     ],
 )
-def test_what_the_plan_does_not_allow_is_refused(changes, reason):
+def test_what_plan_does_not_allow_is_refused(changes, reason):
+    """What the plan does not allow is refused."""
     with pytest.raises(UntrustedError, match=reason):
         check_announcement(announcement(**changes), PLAN)
 
 
 @pytest.mark.parametrize("settings", [{}, {"eta_g": 0.01}])
-def test_only_the_capability_scale_allows_weights_that_do_not_add_up_to_one(settings):
+def test_only_scale_allows_other_weights(settings):
     """The algorithm's settings decide nothing: devices do not read them."""
     bad = announcement(offered=held(steps=(retained(recipe(1.0, 0.3, mean=1.0)),)))
     check_announcement(bad, SCALING)
@@ -134,13 +135,15 @@ def test_only_the_capability_scale_allows_weights_that_do_not_add_up_to_one(sett
         check_announcement(bad, plan)
 
 
-def test_a_plan_with_two_segments_allows_a_shared_part():
+def test_two_segments_allow_a_shared_part():
+    """A plan with two segments allows a shared part."""
     both = held(Offer(0, StateId(0, 4)), Offer(SHARED_MODEL, StateId(SHARED_MODEL, 4)))
     check_announcement(announcement(SHARING, offered=both), SHARING)
     check_announcement(announcement(SHARING, offered=held(Offer(0, StateId(0, 4)))), SHARING)
 
 
-def test_an_assignment_may_name_and_seal_offered_models_only():
+def test_assignment_names_offered_models():
+    """An assignment may name and seal offered models only."""
     announced = announcement()
     check_assignment(dataclasses.replace(TRAIN, candidates=(0, 1), seal=(1,)), announced, PLAN)
     with pytest.raises(UntrustedError, match="names a model that is not announced"):
@@ -166,7 +169,8 @@ def test_orders(changes, round_, match):
         check_assignment(dataclasses.replace(TRAIN, **changes), announcement(round_=round_), plan)
 
 
-def test_a_norm_is_reported_only_of_a_trained_model_and_with_the_capability():
+def test_norm_is_of_trained_model_if_allowed():
+    """A norm is reported only of a trained model and with the capability."""
     report = dataclasses.replace(TRAIN, norm=True)
     check_assignment(report, announcement(), SCALING)
     with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
@@ -176,7 +180,8 @@ def test_a_norm_is_reported_only_of_a_trained_model_and_with_the_capability():
         check_assignment(scoring, announcement(), SCALING)
 
 
-def test_an_assignment_to_train_may_compare_offered_models_if_the_plan_allows_it():
+def test_training_may_compare_if_allowed():
+    """An assignment to train may compare offered models if the plan allows it."""
     announced, order = announcement(), dataclasses.replace(TRAIN, compare=(0, 1))
     comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
     check_assignment(order, announced, comparing)
@@ -191,7 +196,8 @@ def test_an_assignment_to_train_may_compare_offered_models_if_the_plan_allows_it
             check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
 
 
-def test_a_device_may_be_placed_by_direction_if_the_plan_allows_comparisons():
+def test_placing_by_direction_if_allowed():
+    """A device may be placed by direction if the plan allows comparisons."""
     comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
     order, announced = place_assignment(0, (1,)), announcement()
     check_assignment(order, announced, comparing)
@@ -249,7 +255,8 @@ def test_the_norm_of_a_step_is_limited_by(announced, longest, model_norm, plan, 
     assert mean_limit(announced, longest, model_norm, plan) == limit
 
 
-def test_a_limit_out_of_proportion_is_refused():
+def test_limit_out_of_proportion_is_refused():
+    """A limit out of proportion is refused."""
     assert mean_limit(100.0, 0.1, 1.0, PLAN) == 10.0
     with pytest.raises(UntrustedError, match="means of norm up to 101"):
         mean_limit(101.0, 0.1, 1.0, PLAN)

@@ -44,7 +44,8 @@ def check(name, plan):
     check_assignment(ASKS[name][0], announcement(plan, finished=name == "keep_path"), plan)
 
 
-def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_policy():
+def test_every_capability_is_asked_for():
+    """Every capability that an order can need is asked for here or in test policy."""
     assert {*ASKS, "compare"} == set(NAMES)
 
 
@@ -58,7 +59,8 @@ def test_every_capability_that_an_order_can_need_is_asked_for_here_or_in_test_po
         ({}, True, "to train where there is nothing to train for"),
     ],
 )
-def test_models_are_adapted_and_compared_in_one_order_before_the_final_round(changes, finished, words):
+def test_adapting_and_comparing_is_one_order(changes, finished, words):
+    """Models are adapted and compared in one order before the final round."""
     plan = run_plan(capabilities=Capabilities(margins=True))
     adapt = dataclasses.replace(SCORE, phase=Phase.ADAPT, candidates=(0, 1), train=True, margins=True)
     order = dataclasses.replace(adapt, **changes)
@@ -70,12 +72,13 @@ def test_models_are_adapted_and_compared_in_one_order_before_the_final_round(cha
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_an_order_is_followed_with_its_capability_alone(name):
+def test_order_needs_its_capability_only(name):
+    """An order is followed with its capability alone."""
     check(name, run_plan(capabilities=Capabilities(**{name: True})))
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_an_order_is_refused_with_all_capabilities_but_its_own(name):
+def test_order_is_refused_without_its_own(name):
     """An aggregator could otherwise learn more of devices, or have them work more, than the owner signed."""
     others = Capabilities(**{n: n != name for n in NAMES})
     with pytest.raises(UntrustedError, match=f"an order {ASKS[name][1]}, which the plan does not allow"):
@@ -91,12 +94,13 @@ def test_an_order_is_refused_with_all_capabilities_but_its_own(name):
         ("keep_path", "cfl", {"path": "on"}),
     ],
 )
-def test_neither_algorithm_nor_settings_replace_a_capability(name, algorithm, settings):
+def test_settings_replace_no_capability(name, algorithm, settings):
+    """Neither algorithm nor settings replace a capability."""
     with pytest.raises(UntrustedError, match="which the plan does not allow"):
         check(name, run_plan(algorithm, settings))
 
 
-def test_a_path_is_stored_only_at_the_end_of_a_run():
+def test_path_is_stored_only_at_end_of_a_run():
     """Each stored model is a file on the device."""
     plan = run_plan(capabilities=Capabilities(keep_path=True))
     with pytest.raises(UntrustedError, match="path"):
@@ -115,7 +119,8 @@ def offered(plan, *models):
     return dataclasses.replace(announcement(plan), held=held)
 
 
-def test_statistics_are_sent_where_the_owner_asks_for_them():
+def test_statistics_are_sent_where_asked():
+    """Statistics are sent where the owner asks for them."""
     check_assignment(STATISTICS, offered(WITH, STATISTICS_MODEL), WITH)
     check_assignment(TRAIN, offered(WITH, 0, STATISTICS_MODEL), WITH)
 
@@ -132,12 +137,14 @@ def test_statistics_are_sent_where_the_owner_asks_for_them():
         (dataclasses.replace(STATISTICS, train=False), WITH, "that asks for more"),
     ],
 )
-def test_an_order_for_statistics_asks_for_nothing_else(order, plan, words):
+def test_statistics_order_asks_nothing_else(order, plan, words):
+    """An order for statistics asks for nothing else."""
     with pytest.raises(UntrustedError, match=words):
         check_assignment(order, offered(plan, 0, STATISTICS_MODEL), plan)
 
 
-def test_there_are_no_statistics_in_the_final_round():
+def test_no_statistics_in_the_final_round():
+    """There are no statistics in the final round."""
     final = dataclasses.replace(offered(WITH, STATISTICS_MODEL), round=WITH.recipe.rounds + 1, finished=True)
     with pytest.raises(UntrustedError, match="nothing to train for"):
         check_assignment(STATISTICS, final, WITH)

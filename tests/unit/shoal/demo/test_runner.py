@@ -53,7 +53,7 @@ def shape(value):
     return [shape(value[0])] if isinstance(value, list) else None
 
 
-def test_the_json_object_is_the_fixed_interface():
+def test_json_object_is_the_fixed_interface():
     """Programs read it."""
     data = made(8).data()
     assert shape(data) == INTERFACE
@@ -85,7 +85,7 @@ def test_the_json_object_holds_the_figures():
     }
 
 
-def test_the_plans_seed_is_repeatable_and_gives_no_hint_of_the_origins():
+def test_plans_seed_hints_at_no_origins():
     """The aggregator reads the plan; the origins follow from the demo's seed itself."""
     seeds = [plan_seed(seed) for seed in range(100)]
     assert seeds == [plan_seed(seed) for seed in range(100)]
@@ -94,7 +94,7 @@ def test_the_plans_seed_is_repeatable_and_gives_no_hint_of_the_origins():
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_the_three_runs_train_alike_with_a_fleets_defaults():
+def test_three_runs_train_alike():
     """Their accuracies are compared."""
     assert [options.algorithm for options in OPTIONS] == ["fedavg", "cfl", "ifca"]
     assert len({options.local for options in OPTIONS}) == 1
@@ -157,7 +157,7 @@ def watch(stage, plan: RunPlan):
     return records, view, progress.seen
 
 
-def test_watching_reports_each_round_and_takes_the_last_update_that_was_on_the_disk(clock, tmp_path, monkeypatch):
+def test_watching_takes_the_last_update(clock, tmp_path, monkeypatch):
     """The files of a closed round are removed, so a look may find none."""
     looks = []
 
@@ -176,7 +176,8 @@ def test_watching_reports_each_round_and_takes_the_last_update_that_was_on_the_d
     assert stage.checks == 8
 
 
-def test_watching_gives_up_after_its_time_and_says_how_long_that_was(clock, tmp_path, monkeypatch):
+def test_watching_gives_up_after_its_time(clock, tmp_path, monkeypatch):
+    """Watching gives up after its time and says how long that was."""
     monkeypatch.setattr(runner, "stored_update", lambda *_: None)
     monkeypatch.setattr(runner, "RUN_TIMEOUT_S", 5.0)
     stage = Stage(tmp_path, 10**9)
@@ -191,7 +192,8 @@ def device_stage(statuses, check=lambda: None):
     return types.SimpleNamespace(device_status=lambda _name: next(left), check=check)
 
 
-def test_a_devices_figures_are_read_once_it_has_written_them(clock):
+def test_figures_are_read_once_written(clock):
+    """A devices figures are read once it has written them."""
     figures = {"rounds": 3, "bytes_up": 7, "bytes_down": 9}
     stage = device_stage([{}, {"ended": {"2": {}}}, {"ended": {"1": figures}}])
     found = runner._ended(stage, "dev-1", 1)
@@ -199,14 +201,15 @@ def test_a_devices_figures_are_read_once_it_has_written_them(clock):
     assert found is not figures
 
 
-def test_a_device_that_writes_no_figures_is_named(clock):
+def test_device_without_figures_is_named(clock):
+    """A device that writes no figures is named."""
     endless = iter(dict, None)
     with pytest.raises(TimeoutError, match="dev-1 did not report the end of run 1"):
         runner._ended(device_stage(endless), "dev-1", 1)
     assert clock.now_s >= runner.STATUS_WAIT_S
 
 
-def test_a_device_that_has_ended_is_reported_by_the_stage(clock):
+def test_ended_device_is_reported(clock):
     """Its log says more than a missing figure."""
 
     def check():

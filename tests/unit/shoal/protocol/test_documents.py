@@ -59,7 +59,7 @@ def change(**changes):
 
 
 @pytest.mark.parametrize("name", ["UPPER", "", "a/b", "-a", "ä", "a\n", "a" * (limits.MAX_NAME_CHARS + 1)])
-def test_a_received_name_that_is_not_valid_is_a_wire_error(name):
+def test_invalid_received_name_is_wire_error(name):
     """A decoder raises it on bytes from the network, so it must not be the ConfigError of a local file."""
     with pytest.raises(WireError, match=r"member name .* is not a valid name"):
         Member(name, *KEYS)
@@ -71,7 +71,8 @@ def test_the_longest_name_is_valid():
     assert len(Member("a" * limits.MAX_NAME_CHARS, *KEYS).name) == limits.MAX_NAME_CHARS
 
 
-def test_a_roster_finds_a_device_unless_it_is_revoked():
+def test_roster_finds_unrevoked_devices():
+    """A roster finds a device unless it is revoked."""
     r = roster(revoked=("b",))
     assert r.device("a").name == "a"
     assert r.device("b") is None
@@ -91,17 +92,20 @@ def test_a_roster_finds_a_device_unless_it_is_revoked():
         (lambda: change(devices=limits.MAX_DEVICES + 1), f"{limits.MAX_DEVICES + 1} devices is over"),
     ],
 )
-def test_an_impossible_roster_or_change_is_refused(make, message):
+def test_impossible_roster_is_refused(make, message):
+    """An impossible roster or change is refused."""
     with pytest.raises(WireError, match=message):
         make()
 
 
-def test_a_roster_may_have_its_newest_keys_and_a_change_may_only_name_it():
+def test_roster_has_keys_a_change_names_them():
+    """A roster may have its newest keys and a change may only name it."""
     assert dataclasses.replace(roster(), keys_since=4).keys_since == 4
     assert change(after=4, places=(), members=()).sequence == 4
 
 
-def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
+def test_roster_has_a_place_for_each_device(monkeypatch):
+    """A roster lists at most the devices that places can number."""
     monkeypatch.setattr(limits, "MAX_DEVICES", 2)
     assert roster(devices=("a", "b")).active_count == 2
     with pytest.raises(WireError, match="a roster of 3 devices is over 2"):
@@ -124,12 +128,13 @@ def test_a_roster_lists_at_most_the_devices_that_places_can_number(monkeypatch):
         {"segments": (SegmentSpec("shared", 1), SegmentSpec("cluster", limits.MAX_COORDINATES))},
     ],
 )
-def test_a_run_plan_with_a_value_out_of_range_is_refused(changes):
+def test_plan_with_value_out_of_range(changes):
+    """A run plan with a value out of range is refused."""
     with pytest.raises(WireError):
         run_plan(**changes)
 
 
-def test_a_plan_that_breaks_its_rules_is_refused_on_decoding():
+def test_rule_breaking_plan_is_refused():
     """As the bytes of a plan whose quorum was set to zero."""
     plan = run_plan(quorum=0.123456789)
     data = encode(plan).replace(struct.pack("<d", 0.123456789), struct.pack("<d", 0.0))
@@ -137,7 +142,8 @@ def test_a_plan_that_breaks_its_rules_is_refused_on_decoding():
         decode(data, type(plan))
 
 
-def test_the_aggregators_grant_has_no_field_for_a_key_versions_secret():
+def test_grant_has_no_version_secret():
+    """The aggregators grant has no field for a key versions secret."""
     only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
         f.name for f in dataclasses.fields(AggregatorGrant)
     }
@@ -159,7 +165,8 @@ def test_grants_do_not_show_their_secrets():
         assert secret not in repr(grant)
 
 
-def test_a_plan_finds_the_coordinates_of_its_segments():
+def test_plan_finds_its_segments():
+    """A plan finds the coordinates of its segments."""
     plan = run_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
     assert [plan.span(name) for name in ("", "shared", "cluster")] == [slice(0, 6), slice(0, 4), slice(4, 6)]
     assert (plan.length, plan.mask_segments) == (6, (Segment("shared", 4), Segment("cluster", 2)))

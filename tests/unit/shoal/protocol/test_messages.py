@@ -112,7 +112,7 @@ def test_invalid_values_are_refused(make):
         (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -3),
     ],
 )
-def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
+def test_unknown_enumeration_is_refused(message, at):
     """The byte ``at`` holds the member's number."""
     data = bytearray(encode(message))
     for number in (0, 99, 255):
@@ -122,7 +122,7 @@ def test_an_unknown_number_of_an_enumeration_is_refused(message, at):
 
 
 @pytest.mark.parametrize("number", [4, 7])
-def test_the_number_of_a_deleted_phase_stays_unused(number):
+def test_deleted_phases_number_stays_unused(number):
     """An assignment encoded by an earlier version must not get another meaning."""
     data = bytearray(encode(ORDER))
     data[5] = number
@@ -130,24 +130,28 @@ def test_the_number_of_a_deleted_phase_stays_unused(number):
         decode(bytes(data), Assignment)
 
 
-def test_a_number_that_is_no_member_is_not_encoded():
+def test_no_members_number_is_not_encoded():
+    """A number that is no member is not encoded."""
     with pytest.raises(WireError, match="99 is not a valid Phase"):
         encode(dataclasses.replace(ORDER, phase=99))
 
 
-def test_a_device_chooses_among_the_first_candidate_alone_where_the_others_serve_another_end():
+def test_device_chooses_the_first_alone():
+    """A device chooses among the first candidate alone where the others serve another end."""
     order = dataclasses.replace(ORDER, candidates=(2, 1))
     chosen = {phase: dataclasses.replace(order, phase=phase).scored for phase in Phase}
     alone = {Phase.TRIAL, Phase.ADAPT, Phase.KEEP, Phase.STATISTICS}
     assert chosen == {phase: (2,) if phase in alone else (2, 1) for phase in Phase}
 
 
-def test_an_assignment_needs_its_candidates_and_the_models_to_compare_with():
+def test_assignment_needs_its_candidates():
+    """An assignment needs its candidates and the models to compare with."""
     assert ORDER.models == (0,)
     assert dataclasses.replace(ORDER, candidates=(2, 1), compare=(0, 1, 3)).models == (2, 1, 0, 3)
 
 
-def test_each_device_finds_its_order_by_its_place():
+def test_each_device_finds_order_by_place():
+    """Each device finds its order by its place."""
     a = announcement()
     assert a.order_for(0) == ORDER
     assert a.order_for(1) is None
@@ -156,7 +160,7 @@ def test_each_device_finds_its_order_by_its_place():
         a.order_for(2)
 
 
-def test_an_upload_names_everything_that_binds_it():
+def test_upload_names_all_that_binds_it():
     """Fleet, run, round, nonce, recipient, mask key and mode are in what the device signs."""
     fields = {f.name for f in dataclasses.fields(Upload)}
     assert {"fleet", "run_id", "round", "nonce", "device", "recipient", "key_id", "mode", "task_digest"} <= fields

@@ -30,7 +30,8 @@ def test_a_part_of_a_segment():
     assert part_of(slice(10, 40), (64, 96)) == (0, 0)
 
 
-def test_labels_of_parts_are_those_of_nothing_else():
+def test_parts_labels_are_nothing_elses():
+    """Labels of parts are those of nothing else."""
     whole = {mean_number(m, r) for m in (0, limits.MAX_MODELS) for r in (1, 2)}
     taken = whole | {checkpoint_number(limits.MAX_MODELS)}
     parts = [mean_part_number(number, worker) for number in whole for worker in range(limits.MAX_WORKERS)]
@@ -57,7 +58,8 @@ def test_a_plan_with_workers():
             dataclasses.replace(plan, **wrong)
 
 
-def test_a_digest_depends_on_the_order_of_the_parts():
+def test_digest_depends_on_order_of_parts():
+    """A digest depends on the order of the parts."""
     assert digest_over([bytes(32), b"\1" * 32]) != digest_over([b"\1" * 32, bytes(32)])
 
 
@@ -87,6 +89,7 @@ def test_without_workers_there_are_no_parts():
         (lambda: job(UPDATE, kind=JobKind.MEANS), "does not name"),
     ],
 )
-def test_a_job_that_makes_no_sense_is_refused(make, reason):
+def test_job_that_makes_no_sense_is_refused(make, reason):
+    """A job that makes no sense is refused."""
     with pytest.raises(WireError, match=reason):
         make()

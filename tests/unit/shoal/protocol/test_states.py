@@ -27,7 +27,8 @@ DIGEST = bytes(32)
 
 
 @pytest.mark.parametrize("weight", [2e6, -2e6, 1e-13, 1e-300])
-def test_weights_that_float32_may_lose_are_refused(weight):
+def test_weights_float32_loses_are_refused(weight):
+    """Weights that float32 may lose are refused."""
     with pytest.raises(WireError, match="weight"):
         Term(0, 1, weight)
     with pytest.raises(WireError, match="weight"):
@@ -39,7 +40,8 @@ def test_weights_within_the_limits_pass(weight):
     assert StateRecipe(0, 1, (Term(0, 0, weight),), weight).mean == weight
 
 
-def test_a_recipe_names_earlier_states_only_and_not_too_many():
+def test_recipe_names_few_earlier_states():
+    """A recipe names earlier states only and not too many."""
     with pytest.raises(WireError, match="of that round or later"):
         recipe(0, 4, (0, 4))
     with pytest.raises(WireError, match="a recipe of 0 states"):
@@ -49,7 +51,8 @@ def test_a_recipe_names_earlier_states_only_and_not_too_many():
         recipe(0, 4, *[(0, 3)] * (MAX_TERMS + 1))
 
 
-def test_a_step_holds_one_recipe_a_model_and_no_later_state():
+def test_step_holds_one_recipe_a_model():
+    """A step holds one recipe a model and no later state."""
     with pytest.raises(WireError, match="another round"):
         Step(7, (recipe(0, 6, (0, 5)),), ())
     with pytest.raises(WireError, match="ascending"):
@@ -74,7 +77,8 @@ def test_a_statement_names_each_state_once():
         Statement("../x", RUN_ID, 7, "dev-1", ())
 
 
-def test_what_is_too_long_is_refused_before_it_is_decoded(monkeypatch):
+def test_too_long_is_refused_undecoded(monkeypatch):
+    """What is too long is refused before it is decoded."""
     monkeypatch.setattr("shoal.protocol.states.decode", None)
     with pytest.raises(WireError, match="a certificate of"):
         read_certificate(bytes(limits.MAX_CERTIFICATE_BYTES + 1))
@@ -85,7 +89,7 @@ def retained(*recipes):
     return RetainedStep(found, tuple(MeanRef(r.model, "x", bytes(16), 3) for r in recipes if r.mean is not None))
 
 
-def test_an_announcement_retains_steps_of_long_ago_but_not_too_many_recipes(monkeypatch):
+def test_announcement_retains_old_steps(monkeypatch):
     """Two models stand still since rounds 1 and 2."""
     old = [retained(recipe(m, m, (0, 0), mean=1.0)) for m in (1, 2)]
     found = RoundModels(3, (), (*old, retained(recipe(0, 8, (0, 7), mean=1.0)), retained(recipe(0, 9, (0, 8)))))

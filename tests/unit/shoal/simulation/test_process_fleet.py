@@ -56,7 +56,8 @@ def program(tmp_path):
         one.handle.close()
 
 
-def test_a_program_that_ends_on_the_signal_is_not_killed(program):
+def test_obedient_program_is_not_killed(program):
+    """A program that ends on the signal is not killed."""
     process = Process()
     made = program(process)
     assert made.stop(signal.SIGINT) == 0
@@ -64,13 +65,14 @@ def test_a_program_that_ends_on_the_signal_is_not_killed(program):
     assert made.handle.closed
 
 
-def test_a_program_that_ignores_the_signal_is_killed(program):
+def test_stubborn_program_is_killed(program):
+    """A program that ignores the signal is killed."""
     process = Process(stubborn=True)
     assert program(process).stop() == -9
     assert process.signals == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_peak_memory_is_of_the_program_and_needs_it_alive(program, tmp_path, monkeypatch):
+def test_peak_memory_needs_a_live_program(program, tmp_path, monkeypatch):
     """A process that is over has no memory in /proc, and no entry there once its exit status was collected."""
     made = program(Process())
     status = tmp_path / "status"
@@ -87,7 +89,8 @@ def test_peak_memory_is_of_the_program_and_needs_it_alive(program, tmp_path, mon
         assert str(made.log) in caught.value.hint
 
 
-def test_cpu_time_is_of_the_program_and_needs_it_alive(program, tmp_path, monkeypatch):
+def test_cpu_time_needs_a_live_program(program, tmp_path, monkeypatch):
+    """Cpu time is of the program and needs it alive."""
     made = program(Process())
     stat = tmp_path / "stat"
     stat.write_text("4242 (a name) of (its own) S 1 2 3 4 5 6 7 8 9 10 250 30 7777 8888 20 0\n")
@@ -107,7 +110,8 @@ def staged(tmp_path_factory):
     return Stage(tmp_path_factory.mktemp("fleet") / "root", "mqtt://nowhere", ("dev-00", "dev-01"), "lab")
 
 
-def test_all_members_belong_to_the_owners_fleet(staged):
+def test_all_members_belong_to_owners_fleet(staged):
+    """All members belong to the owners fleet."""
     assert staged.devices == ("dev-00", "dev-01")
     aggregator = AggregatorMembership(staged.aggregator_dir)
     assert {m.name for m in aggregator.roster.devices} == {"dev-00", "dev-01"}
@@ -128,7 +132,7 @@ def test_a_copy_is_a_fleet_of_its_own(staged, tmp_path):
     assert AggregatorMembership(copied.aggregator_dir).directory == tmp_path / "copy" / "aggregator"
 
 
-def test_a_roster_is_replaced_as_a_whole_and_private(staged):
+def test_roster_is_replaced_as_a_whole(staged):
     """A running aggregator may read it at any time."""
     path = staged.aggregator_dir / ROSTER_FILE
     assert path.read_bytes() == staged.fleet.roster_bytes
@@ -147,7 +151,8 @@ def test_a_run_arrives_at_the_aggregator(staged, logistic):
     assert not staged.finished(plan.run)
 
 
-def test_a_run_is_finished_with_its_final_round(staged, monkeypatch):
+def test_run_is_finished_with_its_last_round(staged, monkeypatch):
+    """A run is finished with its final round."""
     for last, expected in ((None, False), ({"final": False}, False), ({"final": True}, True)):
         monkeypatch.setattr(process_fleet, "read_last_record", lambda _, record=last: record)
         assert staged.finished(1) is expected
@@ -162,7 +167,8 @@ def running(staged, program):
     assert staged.programs == {}
 
 
-def test_a_program_that_ended_by_itself_is_reported_with_its_log(running):
+def test_ended_program_is_reported_with_log(running):
+    """A program that ended by itself is reported with its log."""
     running.check()
     ended = running.programs["dev-00"]
     ended.process.returncode = 7
@@ -172,13 +178,14 @@ def test_a_program_that_ended_by_itself_is_reported_with_its_log(running):
             call()
 
 
-def test_a_run_that_takes_too_long_is_reported_with_the_aggregators_log(running):
+def test_long_run_is_reported_with_log(running):
+    """A run that takes too long is reported with the aggregators log."""
     running.programs["aggregator"].log.write_text("waiting for devices\n")
     with pytest.raises(StageError, match=r"run 1 did not finish in 0\.01 s\nwaiting for devices"):
         running.wait(1, 0.01)
 
 
-def test_closing_signals_every_program_before_it_waits_for_any(running, monkeypatch):
+def test_closing_signals_all_before_it_waits(running, monkeypatch):
     """Ten devices that take a second each to stop take a second together."""
     steps = []
     for name, made in running.programs.items():
@@ -189,7 +196,8 @@ def test_closing_signals_every_program_before_it_waits_for_any(running, monkeypa
     assert steps == [("signal", "aggregator"), ("signal", "dev-00"), ("wait", "aggregator"), ("wait", "dev-00")]
 
 
-def test_programs_are_started_with_one_thread_their_own_directory_and_no_input(staged, monkeypatch):
+def test_programs_start_alone_in_their_place(staged, monkeypatch):
+    """Programs are started with one thread their own directory and no input."""
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: started.append((command, options)) or Process())
     with staged:

@@ -55,7 +55,8 @@ def test_each_malformation_is_refused(old, new, message):
         TaskManifest.from_toml(TEXT.replace(old, new, 1).encode())
 
 
-def test_bytes_that_are_no_text_oversize_and_deep_nesting_are_refused():
+def test_text_oversize_and_nesting_refused():
+    """Bytes that are no text oversize and deep nesting are refused."""
     for data in (b"\xff\xfe", b"a" * (MAX_MANIFEST_BYTES + 1), b"a = " + b"[" * 100_000, b"a = " + b"9" * 10_000):
         with pytest.raises(TaskError):
             TaskManifest.from_toml(data)
@@ -86,12 +87,14 @@ def test_label_contract_follows_the_kind():
     assert manifest(kind="regression", label=TensorSpec((), "float32")).label.limit == 0
 
 
-def test_integer_rates_become_floats_so_that_equal_settings_have_one_text():
+def test_integer_rates_become_floats():
+    """Integer rates become floats so that equal settings have one text."""
     assert LocalTraining(lr=1) == LocalTraining(lr=1.0)
     assert repr(LocalTraining(lr=1).lr) == "1.0"
 
 
-def test_private_parameters_come_last_and_are_never_all():
+def test_private_parameters_come_last():
+    """Private parameters come last and are never all."""
     order = (Parameter("a", (2,), "private"), Parameter("b", (2,), "cluster"))
     with pytest.raises(TaskError, match="order of their segments"):
         manifest(parameters=order)

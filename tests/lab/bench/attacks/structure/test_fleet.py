@@ -23,7 +23,7 @@ def test_updates_equal_real_training(lab, batch):
 
 
 @pytest.mark.parametrize("lifetime", LIFETIMES)
-def test_uploads_are_masked_under_the_rounds_key(lab, lifetime):
+def test_uploads_are_masked_under_rounds_key(lab, lifetime):
     """Means add up under fresh keys and replace each other under one."""
     fleet, mean = MaskedFleet(lab, "permutation", lifetime, 5), np.full(lab.length, 0.01, np.float32)
     for round_ in (1, 2, 3):

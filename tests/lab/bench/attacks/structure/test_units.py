@@ -35,7 +35,8 @@ def test_zero_patterns_find_every_unit(flip):
     assert share_assigned(labels, one_hot(NETWORK.unit[places], NETWORK.hidden)) > 0.99
 
 
-def test_no_pattern_where_every_coordinate_moves():
+def test_no_pattern_if_all_coordinates_move():
+    """No pattern where every coordinate moves."""
     turn = np.linalg.qr(np.random.default_rng(7).standard_normal((NETWORK.length, NETWORK.length)))[0]
     seen = (updates(200) @ turn).astype(np.float32)
     assert len(set(by_silence(seen, silent_patterns(seen, NETWORK.hidden)))) <= 2

@@ -41,7 +41,7 @@ def goals_with(groups, noise=0.05, seed=3):
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.2])
-def test_twenty_newcomers_of_twenty_join_their_groups(participation):
+def test_twenty_newcomers_join_their_groups(participation):
     """Alg. 4: they walk down three nested splits, one edge a round, however few devices are drawn for training."""
     rounds = settled_tree()
     run = altered(rounds.strategy.run, participation=participation)
@@ -60,7 +60,7 @@ def test_twenty_newcomers_of_twenty_join_their_groups(participation):
 
 
 @pytest.mark.parametrize("settings", [ALG_5, TRIED])
-def test_the_directions_of_edges_are_the_mean_updates_of_the_two_sides_where_they_were_cut(settings):
+def test_edges_directions_are_mean_updates(settings):
     """Each device's update leads from theta* to its goal, so an edge's direction leads to the mean goal of its side."""
     rounds = cfl(**settings)
     run_until_quiet(rounds, Quadratic(rounds), most=40)
@@ -80,7 +80,8 @@ def test_the_directions_of_edges_are_the_mean_updates_of_the_two_sides_where_the
             np.testing.assert_allclose(rounds.theta(end), goal, atol=1e-4)
 
 
-def test_the_other_plan_lets_newcomers_score_all_leaves():
+def test_other_plan_scores_all_leaves():
+    """The other plan lets newcomers score all leaves."""
     rounds = settled_tree()
     _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, (*DEVICES, *NEWCOMERS))
     assert {plan.assignments[d].phase for d in NEWCOMERS} == {Phase.PLACE}
@@ -104,7 +105,8 @@ def by_loss(rounds):
     return rounds
 
 
-def test_a_newcomer_is_not_offered_a_leaf_on_trial():
+def test_newcomer_gets_no_leaf_on_trial():
+    """A newcomer is not offered a leaf on trial."""
     rounds = by_loss(cfl(**TRIED))
     answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
     while not (rounds.state.tree and rounds.state.trials):
@@ -116,7 +118,8 @@ def test_a_newcomer_is_not_offered_a_leaf_on_trial():
     assert sum("dev-99" in c.members for c in rounds.state.clusters.values()) == 1
 
 
-def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
+def test_newcomer_in_first_trial_joins_after():
+    """A newcomer during the first trial joins when it is over."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds, goals_with({"dev-99": "a"}))
     while not rounds.state.trials:
@@ -130,7 +133,7 @@ def test_a_newcomer_during_the_first_trial_joins_when_it_is_over():
     assert set(own.members) == {*GROUPS["a"], "dev-99"}
 
 
-def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
+def test_unseen_member_is_placed_once_online():
     """It has no update to compare, so its cluster is cut without it. Once online, it walks down the tree."""
     silent = "dev-71"
     rounds = cfl(**ALG_5)
@@ -142,7 +145,8 @@ def test_a_member_that_was_never_seen_is_placed_once_it_is_online():
     assert partition(rounds) == TRUTH
 
 
-def test_a_newcomer_before_any_split_joins_the_one_cluster():
+def test_newcomer_before_splits_joins_one():
+    """A newcomer before any split joins the one cluster."""
     rounds = cfl(**{**ALG_5, "eps1": 1e-9})
     rounds.step(Quadratic(rounds))
     NOISE["dev-99"] = np.zeros(D)
@@ -151,7 +155,8 @@ def test_a_newcomer_before_any_split_joins_the_one_cluster():
     assert outcome.clusters["dev-99"] == 0
 
 
-def test_a_newcomers_update_moves_the_leaf_that_it_chose_and_no_other():
+def test_newcomers_update_moves_its_leaf():
+    """A newcomers update moves the leaf that it chose and no other."""
     rounds = by_loss(settled_tree())
     root = rounds.state.tree[0].slot
     answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
@@ -189,19 +194,22 @@ STATE = CflState(clusters=LEAVES, tree=TREE)
 FLAT = CflState(clusters={ROOT: leaf(ROOT, "dev-1")})
 
 
-def test_new_devices_join_the_only_cluster_in_name_order():
+def test_new_devices_join_in_name_order():
+    """New devices join the only cluster in name order."""
     after = welcome(FLAT, {"new-2", "dev-1", "new-1"})
     assert after.clusters[ROOT].members == ("dev-1", "new-1", "new-2")
     assert not after.unplaced
     assert FLAT.clusters[ROOT].members == ("dev-1",), "the earlier state does not change"
 
 
-def test_new_devices_wait_while_the_only_cluster_is_on_trial():
+def test_new_devices_wait_for_the_only_trial():
+    """New devices wait while the only cluster is on trial."""
     tried = dataclasses.replace(FLAT, trials={ROOT: trial(ROOT)})
     assert welcome(tried, {"new-1"}) is tried
 
 
-def test_after_a_split_new_devices_start_at_the_root_and_those_on_their_way_go_on():
+def test_after_split_newcomers_start_at_root():
+    """After a split new devices start at the root and those on their way go on."""
     state = dataclasses.replace(STATE, unplaced={"new-1": 1})
     after = welcome(state, {"dev-2", "new-1", "new-2"})
     assert after.unplaced == {"new-1": 1, "new-2": ROOT}
@@ -209,7 +217,8 @@ def test_after_a_split_new_devices_start_at_the_root_and_those_on_their_way_go_o
     assert welcome(state, {"dev-2", "new-1"}) is state
 
 
-def test_unplaced_devices_that_are_there_score_the_leaves_below_their_nodes():
+def test_unplaced_devices_score_leaves_below():
+    """Unplaced devices that are there score the leaves below their nodes."""
     state = dataclasses.replace(STATE, unplaced={"new-1": 1, "new-2": 0, "away": 0})
     below = {"new-1": (2, 3), "new-2": (2, 3, 4)}
     expected = {d: train_assignment(leaves, evaluate=False) for d, leaves in below.items()}
@@ -221,7 +230,8 @@ WITH_EDGES = {
 }
 
 
-def test_unplaced_devices_compare_the_edges_of_their_nodes():
+def test_unplaced_devices_compare_edges():
+    """Unplaced devices compare the edges of their nodes."""
     state = dataclasses.replace(STATE, tree={**TREE, 1: WITH_EDGES[1]}, unplaced={"new-1": 1, "new-2": 0, "away": 1})
     asked = assignments(state, {"new-1", "new-2", "dev-2"})
     assert asked == {
@@ -237,7 +247,8 @@ def test_unplaced_devices_compare_the_edges_of_their_nodes():
     assert dataclasses.replace(WITH_EDGES[1], children=(2, BASES)).compared == {}, "the ids would be taken"
 
 
-def test_a_device_that_chose_an_edge_goes_down_to_a_node_or_becomes_a_member_of_a_leaf():
+def test_chosen_edge_leads_down_or_to_a_leaf():
+    """A device that chose an edge goes down to a node or becomes a member of a leaf."""
     state = dataclasses.replace(STATE, tree=WITH_EDGES, unplaced={"new-1": 0, "new-2": 0, "new-3": 1, "new-4": 1})
     state = dataclasses.replace(state, trials={3: trial(3)})
     chosen = {"new-1": 1, "new-2": 4, "new-3": 3, "new-4": 2, "dev-2": 4}
@@ -262,7 +273,8 @@ def test_leaves_on_trial_are_not_scored():
     assert assignments(state, {"new-1"}) == {}, "it waits"
 
 
-def test_a_device_that_chose_a_leaf_by_loss_becomes_its_member():
+def test_leaf_chosen_by_loss_has_a_member():
+    """A device that chose a leaf by loss becomes its member."""
     state = dataclasses.replace(STATE, unplaced={"new-1": 0, "new-2": 0, "new-3": 0})
     given = [towards(0, "new-1", model=3), towards(0, "new-2", model=3), towards(0, "dev-2", model=2)]
     after, events = join(state, given, 9)

@@ -28,7 +28,7 @@ def rows_about(centres, each=4, spread=0.3, seed=0):
     return made
 
 
-def test_noise_is_the_distance_from_the_mean_in_units_of_its_length():
+def test_noise_is_distance_in_lengths():
     """Eq. 16 of the CFL paper from cosines and norms equals the same from the vectors."""
     rows = rows_about([np.arange(1.0, 31.0)], each=6, spread=0.8)
     vectors = np.stack([c.row.astype(np.float64) for c in rows])
@@ -39,7 +39,8 @@ def test_noise_is_the_distance_from_the_mean_in_units_of_its_length():
     assert found.max() > 0.3
 
 
-def test_noise_is_infinite_where_the_mean_vanishes():
+def test_noise_is_infinite_without_a_mean():
+    """Noise is infinite where the mean vanishes."""
     opposed = np.array([[1.0, -1.0], [-1.0, 1.0]])
     assert noise(opposed, np.array([2.0, 2.0])).tolist() == [math.inf, math.inf]
 
@@ -89,7 +90,7 @@ def test_every_split_reports_its_figures(settings):
     assert max(first.detail["intra_min"]) > first.detail["cross_max"]
 
 
-def test_trace_reports_the_norms_of_every_cluster_in_every_round():
+def test_trace_reports_norms_in_every_round():
     """The mean update's norm and the largest single one (Eqs 32 and 33), for the figure of norms over rounds."""
     rounds = cfl(**ALG_5, trace="on")
     answer = Quadratic(rounds)
@@ -133,7 +134,7 @@ class Masked(Quadratic):
 @pytest.mark.parametrize(
     "settings", [ALG_5, {**ALG_5, "linkage": "complete"}, TRIED], ids=["single", "complete", "tried"]
 )
-def test_a_permutation_of_the_coordinates_changes_no_split(settings):
+def test_permutation_changes_no_split(settings):
     """Masked and unmasked: the same events in the same rounds, the same clusters, and models equal bit for bit."""
     assignment = np.random.default_rng(8).permutation(D)
     clear, masked = cfl(**settings), cfl(**settings)
@@ -160,7 +161,8 @@ def test_a_permutation_of_the_coordinates_changes_no_split(settings):
     ("cross", "within", "gap"),
     [(-0.4, [0.6, 0.5], True), (0.3, [0.6, 0.2], False), (0.3, [0.6, None], True), (0.3, [None, None], False)],
 )
-def test_a_cut_has_a_gap_if_each_cosine_within_is_above_each_across(cross, within, gap):
+def test_gap_needs_each_cosine_above_across(cross, within, gap):
+    """A cut has a gap if each cosine within is above each across."""
     assert has_gap({"cross_max": cross, "intra_min": within}) is gap
 
 

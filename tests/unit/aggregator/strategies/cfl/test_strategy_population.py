@@ -24,7 +24,7 @@ from tests.helpers.quadratics import (
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("settings", [{**ALG_5, "eps1": 0.3}, TRIED], ids=["unvalidated", "validated"])
-def test_three_nested_splits_under_partial_participation_leave_no_orphan(settings, seed):
+def test_three_splits_leave_no_orphan(settings, seed):
     """Six of twelve a round, drawn by the plan: after every round each device is in one cluster or on its way."""
     rounds = cfl(changes={"participation": 0.5, "seed": seed}, **settings)
     answer = Quadratic(rounds)
@@ -37,7 +37,8 @@ def test_three_nested_splits_under_partial_participation_leave_no_orphan(setting
         assert partition(rounds) == TRUTH
 
 
-def test_a_device_that_is_away_when_its_cluster_is_cut_is_in_neither_half():
+def test_device_away_at_a_cut_is_in_no_half():
+    """A device that is away when its cluster is cut is in neither half."""
     away = "dev-11"
     rounds = cfl(**ALG_5)
     answer = Quadratic(rounds)
@@ -52,7 +53,7 @@ def test_a_device_that_is_away_when_its_cluster_is_cut_is_in_neither_half():
     assert partition(rounds) == TRUTH
 
 
-def test_a_group_that_has_left_does_not_hold_up_the_rest():
+def test_group_that_left_holds_nobody_up():
     """Without updates of it no cut is suggested, so no trial waits for it for ever."""
     rounds = cfl(**TRIED, max_age=6)
     answer = Quadratic(rounds, {d: GOAL["c"] if g == "c" else GOAL["a"] for d, g in GROUP_OF.items()})
@@ -66,7 +67,8 @@ def test_a_group_that_has_left_does_not_hold_up_the_rest():
     np.testing.assert_allclose(rounds.theta(slot), GOAL["a"], atol=0.1)
 
 
-def test_devices_that_have_long_been_silent_are_forgotten():
+def test_long_silent_devices_are_forgotten():
+    """Devices that have long been silent are forgotten."""
     rounds = cfl(**{**ALG_5, "eps1": 1e-9}, max_age=3)
     answer = Quadratic(rounds)
     rounds.step(answer)
@@ -77,7 +79,7 @@ def test_devices_that_have_long_been_silent_are_forgotten():
     assert set(rounds.state.heard.values()) == {5}
 
 
-def test_a_trial_asks_more_devices_if_those_drawn_are_too_few():
+def test_trial_asks_more_where_few_are_drawn():
     """A tenth of twelve is one device: a half of three could never be averaged, so all of it that is there trains."""
     rounds = cfl(**TRIED)
     answer = Quadratic(rounds)
@@ -92,7 +94,8 @@ def test_a_trial_asks_more_devices_if_those_drawn_are_too_few():
         assert {d for d in half.members if d in plan.assignments} == set(half.members) - {"dev-90"}
 
 
-def test_with_path_the_final_order_names_every_model_from_the_leaf_to_the_root():
+def test_path_names_models_from_leaf_to_root():
+    """With path the final order names every model from the leaf to the root."""
     rounds = settled_tree(path="on")
     present = (*DEVICES, "dev-99")
     state, _ = rounds.strategy.plan(rounds.state, 50, present)
@@ -105,7 +108,7 @@ def test_with_path_the_final_order_names_every_model_from_the_leaf_to_the_root()
     assert all(plan.models[n] is node.slot for n, node in state.tree.items())
 
 
-def test_a_trial_whose_devices_are_all_away_does_not_leave_the_others_idle():
+def test_absent_trial_leaves_others_at_work():
     """A member without an update is in neither half. If it alone is online, it trains the cluster's model and the trial ends."""
     rounds = cfl(**TRIED)
     late, *early = DEVICES

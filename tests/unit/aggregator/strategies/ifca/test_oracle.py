@@ -276,7 +276,7 @@ def test_a_mask_changes_not_one_bit(case, segments):
     assert {m: v.tobytes() for m, v in masked.seen.items()} != {m: v.tobytes() for m, v in clear.seen.items()}
 
 
-def test_the_oracle_tells_sharing_from_not_sharing():
+def test_oracle_tells_sharing_from_not():
     """The comparison above would notice if the shared segment were averaged within clusters only."""
     whole, parts = driven(segments=WHOLE)[0].models(), driven(segments=PARTS)[0].models()
     assert np.array_equal(parts[0, :SHARED], parts[1, :SHARED])

@@ -48,20 +48,23 @@ def expected(present, j, how):
 
 
 @pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
-def test_the_papers_normalisation_is_the_default(option, how):
+def test_papers_normalisation_is_the_default(option, how):
+    """The papers normalisation is the default."""
     rounds = ifca(option=option, local=GRADIENT)
     rounds.step(answer)
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[1]), expected(DEVICES, 1, how), rtol=1e-5)
 
 
-def test_a_cluster_of_too_few_keeps_its_model():
+def test_cluster_of_too_few_keeps_its_model():
+    """A cluster of too few keeps its model."""
     rounds = ifca(min_contributors=3)
     rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
     assert rounds.state.slots[0] == ClusterModel(0)
     assert rounds.contributors(rounds.state.slots[1]) == 3
 
 
-def test_a_devices_last_choice_stands_while_it_is_away():
+def test_last_choice_stands_while_away():
+    """A devices last choice stands while it is away."""
     rounds = ifca()
     outcome = rounds.step(answer, present=("dev-0", "dev-1"))
     assert outcome.clusters == {**dict.fromkeys(DEVICES, 0), "dev-1": 1}
@@ -103,7 +106,7 @@ def test_the_start_of_least_loss_is_kept(losses):
 
 
 @pytest.mark.parametrize("lie", [0.0, -3.4e38, 3.4e38])
-def test_one_false_loss_does_not_choose_the_start(lie):
+def test_one_false_loss_chooses_no_start(lie):
     """It is told in favour of the worse start: of the first, or against the second."""
     rounds, answers = ifca(restarts=2, restart_rounds=1), losing((0.9, 0.3))
 
@@ -118,7 +121,7 @@ def test_one_false_loss_does_not_choose_the_start(lie):
     assert rounds.events[-1].detail["start"] == 1
 
 
-def test_the_last_round_of_a_start_reports_its_own_clusters():
+def test_last_round_reports_own_clusters():
     """The outcome of that round has its choices, by the ids of its own models, though the start ends with it."""
     rounds = ifca(restarts=2, restart_rounds=1)
     for first in (0, 2):
@@ -131,7 +134,7 @@ PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 
 @pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
 @pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
-def test_the_shared_segment_moves_by_all_participants(how, present):
+def test_shared_segment_moves_by_all(how, present):
     """Section 4.3: the shared segment is averaged like the model of one cluster that holds all participants."""
     rounds = ifca(normalise=how, segments=PARTS)
     rounds.step(answer, present)
@@ -144,7 +147,7 @@ def test_the_shared_segment_moves_by_all_participants(how, present):
         np.testing.assert_allclose(rounds.theta(slot, "cluster"), expected(present, j, how)[4:], rtol=1e-5)
 
 
-def test_a_cluster_of_too_few_still_moves_the_shared_segment():
+def test_small_cluster_moves_shared_segment():
     """The shared mean has three contributors; model 0 has two, too few to move it."""
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
@@ -154,7 +157,7 @@ def test_a_cluster_of_too_few_still_moves_the_shared_segment():
     np.testing.assert_allclose(rounds.theta(rounds.state.shared, "shared"), mean, rtol=1e-5)
 
 
-def test_a_device_alone_in_its_cluster_weighs_no_more_than_the_cap_in_the_shared_segment():
+def test_lone_device_weighs_at_most_the_cap():
     """Its own cluster has no median but its own weight."""
     rounds = ifca(normalise="samples", segments=PARTS)
 

@@ -48,7 +48,8 @@ def add_run(fleet, **changes):
     write_private(run_file(fleet.path, plan.run), encode(RunPackage(sign_document(fleet.owner, plan), b"t", b"o")))
 
 
-def test_init_prints_the_fingerprint_that_others_compare(tmp_path, capsys):
+def test_init_prints_the_fingerprint(tmp_path, capsys):
+    """Init prints the fingerprint that others compare."""
     main.init(tmp_path / "owner", "reef", "mqtt://h")
     out, err = capsys.readouterr()
     assert out == f"owner {FleetDirectory(tmp_path / 'owner').fingerprint}\n"
@@ -76,7 +77,8 @@ def test_show_lists_members_and_runs(fleet, capsys):
     ]
 
 
-def test_show_as_json_has_no_password_and_no_secret(fleet, capsys):
+def test_json_has_no_password_or_secret(fleet, capsys):
+    """Show as json has no password and no secret."""
     add_run(fleet, run=3)
     main.show(fleet.path, json=True)
     out = capsys.readouterr().out
@@ -88,7 +90,8 @@ def test_show_as_json_has_no_password_and_no_secret(fleet, capsys):
     assert data["expires_at_s"] == fleet.roster.expires_at_s
 
 
-def test_show_says_that_a_roster_has_expired_and_that_an_aggregator_is_missing(tmp_path, capsys, monkeypatch):
+def test_show_names_expiry_and_no_aggregator(tmp_path, capsys, monkeypatch):
+    """Show says that a roster has expired and that an aggregator is missing."""
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     monkeypatch.setattr(time, "time", lambda: fleet.roster.expires_at_s + 1.0)
     main.show(fleet.path)
@@ -105,7 +108,8 @@ def test_show_names_a_file_that_is_no_run(fleet, capsys):
     assert "run " not in out
 
 
-def test_a_device_is_added_and_its_grant_printed_alone(fleet, tmp_path, capsys):
+def test_added_device_prints_its_grant_alone(fleet, tmp_path, capsys):
+    """A device is added and its grant printed alone."""
     newcomer = Identity.generate("dev-2")
     main.add_device(fleet.path, card_file(tmp_path, newcomer), fingerprint(newcomer.member))
     out, err = capsys.readouterr()
@@ -115,7 +119,8 @@ def test_a_device_is_added_and_its_grant_printed_alone(fleet, tmp_path, capsys):
     assert FleetDirectory(fleet.path).listed(newcomer.member)
 
 
-def test_an_added_device_that_changes_the_keys_says_how_they_travel(fleet, tmp_path, capsys):
+def test_new_keys_travel_as_it_says(fleet, tmp_path, capsys):
+    """An added device that changes the keys says how they travel."""
     fleet.take_run()
     card = card_file(tmp_path, Identity.generate("dev-2"))
     main.add_device(fleet.path, card, "")
@@ -130,7 +135,8 @@ def test_an_added_device_that_changes_the_keys_says_how_they_travel(fleet, tmp_p
     assert f"hand {fleet.path / 'roster.signed'} to the aggregator" in err
 
 
-def test_a_card_with_another_fingerprint_adds_no_device(fleet, tmp_path, capsys):
+def test_another_fingerprint_adds_no_device(fleet, tmp_path, capsys):
+    """A card with another fingerprint adds no device."""
     with pytest.raises(UntrustedError, match="not aaaa"):
         main.add_device(fleet.path, card_file(tmp_path, Identity.generate("dev-2")), "aaaa")
     assert capsys.readouterr() == ("", "")
@@ -145,7 +151,8 @@ def test_the_aggregator_is_named(tmp_path, capsys):
     assert f"shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}" in err
 
 
-def test_renew_signs_the_roster_and_prints_its_file(fleet, capsys):
+def test_renew_prints_the_rosters_file(fleet, capsys):
+    """Renew signs the roster and prints its file."""
     main.renew(fleet.path)
     out, err = capsys.readouterr()
     assert out == f"{fleet.path / ROSTER_FILE}\n"
@@ -153,7 +160,8 @@ def test_renew_signs_the_roster_and_prints_its_file(fleet, capsys):
     assert FleetDirectory(fleet.path).roster.sequence == fleet.roster.sequence + 1
 
 
-def test_a_directory_without_a_fleet_is_refused(tmp_path):
+def test_directory_without_fleet_is_refused(tmp_path):
+    """A directory without a fleet is refused."""
     with pytest.raises(NotEnrolledError, match="holds no fleet"):
         main.show(tmp_path)
 
@@ -190,12 +198,14 @@ def sign(fleet, task):
         ({"min_contributors": 1, "mode": "rot13"}, ConfigError, "'rot13'"),
     ],
 )
-def test_a_run_that_can_not_work_is_refused_before_anything_is_signed(sign, options, error, message):
+def test_impossible_run_is_refused_unsigned(sign, options, error, message):
+    """A run that can't work is refused before anything is signed."""
     with pytest.raises(error, match=message):
         sign(**options)
 
 
-def test_a_run_under_an_expired_roster_is_refused(sign, fleet, monkeypatch):
+def test_run_under_expired_roster_is_refused(sign, fleet, monkeypatch):
+    """A run under an expired roster is refused."""
     monkeypatch.setattr(time, "time", lambda: fleet.roster.expires_at_s + 1.0)
     with pytest.raises(ConfigError, match="no device would follow the run"):
         sign(min_contributors=1)
@@ -212,7 +222,7 @@ class DrawnError(Exception):
     """Ends `run` where it would import torch."""
 
 
-def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, task, monkeypatch, capsys):
+def test_origins_are_drawn_outside_the_lock(fleet, task, monkeypatch, capsys):
     """The aggregator reads the seed in the plan, and origins must not follow from it."""
     fleet.add_device(device_card(Identity.generate("dev-2")))
     drawn = []
@@ -232,7 +242,9 @@ def test_a_run_draws_its_origins_outside_the_lock_and_without_the_seed(fleet, ta
     assert "warning: 2 devices for 2 clusters are fewer than" in capsys.readouterr().err
 
 
-def test_a_signed_run_has_the_options_of_the_command_line(fleet, task, monkeypatch, capsys):
+def test_signed_run_has_the_options(fleet, task, monkeypatch, capsys):
+    """A signed run has the options of the command line."""
+
     class Origins:
         @staticmethod
         def make_origins(_spec, count, _seed, *, manifest, **_options):
@@ -293,7 +305,7 @@ def test_every_command_is_there():
     }
 
 
-def test_the_program_hides_its_memory_and_has_its_name(monkeypatch):
+def test_program_hides_memory_and_is_named(monkeypatch):
     """It holds the owner's key and the mask secret."""
     seen = []
     monkeypatch.setattr(main, "run_program", lambda app, *, prog, secret: seen.append((app, prog, secret)))

@@ -60,13 +60,15 @@ def test_pause_resume_and_stop_print_the_run(fleet, call):
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "stop", "logs", "show"])
-def test_a_run_that_is_not_there_is_a_mistake_of_usage(call, verb):
+def test_absent_run_is_a_usage_error(call, verb):
+    """A run that is not there is a mistake of usage."""
     error = call(verb, 9, status=2).error
     assert "run 9" in str(error)
     assert "shoal-fleet run list" in error.hint
 
 
-def test_a_stopped_run_is_not_ready_to_be_resumed(call):
+def test_stopped_run_can_not_be_resumed(call):
+    """A stopped run is not ready to be resumed."""
     call("stop", 1)
     assert "hint" not in str(call("resume", 1, status=11).error)
 
@@ -110,7 +112,8 @@ def test_start_sends_a_run_that_is_signed(fleet, call):
     assert call("start", "--run", 1).out.startswith("run 1: fedavg, ")
 
 
-def test_start_names_the_devices_that_can_not_follow_the_run(fleet, call, monkeypatch):
+def test_start_names_unable_devices(fleet, call, monkeypatch):
+    """Start names the devices that can't follow the run."""
     monkeypatch.setattr("aggregator.run_control.RunControl._left_out", lambda *_: ("dev-9 (shoal 9.0.0, wire 3)",))
     told = call("start", "--run", 1)
     assert f"warning: run 1 is in wire version {WIRE}, which dev-9 (shoal 9.0.0, wire 3) can't follow\n" in told.err
@@ -118,7 +121,8 @@ def test_start_names_the_devices_that_can_not_follow_the_run(fleet, call, monkey
     assert data(call("start", "--run", 1, "--json"))["left_out"] == ["dev-9 (shoal 9.0.0, wire 3)"]
 
 
-def test_start_writes_the_file_to_carry_with_out(fleet, call, tmp_path):
+def test_start_writes_file_to_carry_with_out(fleet, call, tmp_path):
+    """Start writes the file to carry with out."""
     told = call("start", "--run", 1, "--out", tmp_path / "carried.run")
     assert told.out == f"{tmp_path / 'carried.run'}\n"
     assert "put this file into the aggregator's runs directory" in told.err
@@ -126,7 +130,9 @@ def test_start_writes_the_file_to_carry_with_out(fleet, call, tmp_path):
     assert data(call("start", "--run", 1, "--out", tmp_path / "carried.run", "--json"))["sent"] is False
 
 
-def test_a_run_that_can_not_be_sent_is_stored(call, monkeypatch):
+def test_run_that_can_not_be_sent_is_stored(call, monkeypatch):
+    """A run that can't be sent is stored."""
+
     def ask(*_arguments, **_parts):
         raise BrokerUnreachableError("no broker", hint="start it")
 

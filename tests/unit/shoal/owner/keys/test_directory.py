@@ -78,7 +78,8 @@ def create(path, start):
 
 
 @pytest.mark.slow
-def test_one_of_several_inits_at_once_makes_the_fleet(tmp_path):
+def test_one_of_several_inits_makes_fleet(tmp_path):
+    """One of several inits at once makes the fleet."""
     path, start = tmp_path / "owner", SPAWN.Barrier(PROGRAMS)
     programs = [SPAWN.Process(target=create, args=(path, start)) for _ in range(PROGRAMS)]
     for program in programs:
@@ -90,7 +91,8 @@ def test_one_of_several_inits_at_once_makes_the_fleet(tmp_path):
     assert sum("holds a fleet already" in text for text in said) == PROGRAMS - 1
 
 
-def test_an_init_writes_nothing_while_another_holds_the_directory(tmp_path, monkeypatch):
+def test_init_writes_nothing_in_a_held_place(tmp_path, monkeypatch):
+    """An init writes nothing while another holds the directory."""
     monkeypatch.setattr("shoal.owner.keys.directory.CHANGE_WAIT_S", 0.1)
     path = tmp_path / "owner"
     path.mkdir()
@@ -99,7 +101,7 @@ def test_an_init_writes_nothing_while_another_holds_the_directory(tmp_path, monk
     assert {p.name for p in path.iterdir()} == {".lock"}
 
 
-def test_opening_the_directory_completes_a_change_that_a_crash_interrupted(fleet, devices, monkeypatch):
+def test_opening_completes_a_change(fleet, devices, monkeypatch):
     """All remaining grant files have the new secrets, and the revoked device's file is removed."""
     with monkeypatch.context() as patched:
         patched.setattr(fleet, "_finish_change", cut)
@@ -112,7 +114,7 @@ def test_opening_the_directory_completes_a_change_that_a_crash_interrupted(fleet
     assert not (fleet.path / CHANGE_FILE).exists()
 
 
-def test_reading_sees_a_journaled_change_without_waiting_for_the_lock(fleet, monkeypatch):
+def test_reading_sees_a_journaled_change(fleet, monkeypatch):
     """Its program may still be writing grants."""
     before = fleet.secrets
     with monkeypatch.context() as patched:
@@ -133,7 +135,7 @@ def test_reading_sees_a_journaled_change_without_waiting_for_the_lock(fleet, mon
     assert not (fleet.path / CHANGE_FILE).exists()
 
 
-def test_a_run_number_is_never_allocated_twice(fleet):
+def test_run_number_is_never_allocated_twice(fleet):
     """Also if its file was moved to the aggregator, or never written."""
     first, path = sign(fleet)
     path.unlink()
@@ -142,7 +144,8 @@ def test_a_run_number_is_never_allocated_twice(fleet):
     assert (first.run, third.run) == (1, 3)
 
 
-def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):
+def test_cut_file_under_passphrase_is_named(tmp_path):
+    """A file under a passphrase that was cut off is named."""
     path, lock = tmp_path / "owner", Lock(b"correct horse battery")
     FleetDirectory.create(path, "reef", "mqtt://x", lock)
     write_private(path / SECRETS_FILE, (path / SECRETS_FILE).read_bytes()[:40])
@@ -152,7 +155,8 @@ def test_a_file_under_a_passphrase_that_was_cut_off_is_named(tmp_path):
 
 @pytest.mark.parametrize("file", [SECRETS_FILE, ROSTER_FILE, CHANGE_FILE])
 @pytest.mark.parametrize("cut_to", [0, 60])
-def test_a_damaged_file_is_named_with_what_to_do(fleet, file, cut_to):
+def test_damaged_file_says_what_to_do(fleet, file, cut_to):
+    """A damaged file is named with what to do."""
     path: Path = fleet.path / file
     data = path.read_bytes() if path.exists() else b"junk" * 40
     write_private(path, data[:cut_to])
@@ -165,7 +169,8 @@ def reopened(fleet):
     return FleetDirectory(fleet.path)
 
 
-def test_a_new_fleet_has_an_empty_roster_of_a_year_and_secrets_of_its_own(tmp_path):
+def test_new_fleet_has_an_empty_roster(tmp_path):
+    """A new fleet has an empty roster of a year and secrets of its own."""
     began = int(time.time())
     one, other = (FleetDirectory.create(tmp_path / name, "reef", "mqtt://user:word@h:1884") for name in "ab")
     assert (one.name, one.broker) == ("reef", "mqtt://h:1884")
@@ -183,13 +188,15 @@ def test_a_new_fleet_has_an_empty_roster_of_a_year_and_secrets_of_its_own(tmp_pa
         ("reef", "http://h", "the broker's URL begins neither"),
     ],
 )
-def test_a_fleet_with_an_invalid_name_or_address_leaves_no_directory(tmp_path, name, broker, message):
+def test_invalid_name_leaves_no_directory(tmp_path, name, broker, message):
+    """A fleet with an invalid name or address leaves no directory."""
     with pytest.raises(ConfigError, match=message):
         FleetDirectory.create(tmp_path / "owner", name, broker)
     assert not (tmp_path / "owner").exists()
 
 
-def test_a_device_that_is_added_again_gets_its_grant_again_and_no_new_roster(fleet, devices):
+def test_device_added_again_has_its_grant(fleet, devices):
+    """A device that is added again gets its grant again and no new roster."""
     before, card = fleet.roster, device_card(devices["dev-1"])
     path = fleet.add_device(card, fingerprint(devices["dev-1"].member).upper() + " ")
     assert path == fleet.path / GRANTS / "dev-1.grant"
@@ -214,7 +221,8 @@ def newcomer(name, role=DEVICE_ROLE):
         (newcomer("dev-3", AGGREGATOR_ROLE), UntrustedError, "asks to be 'aggregator', not 'device'", "add-aggregator"),
     ],
 )
-def test_a_card_that_can_not_become_a_device_changes_nothing(fleet, card, error, message, hint):
+def test_unfit_card_changes_nothing(fleet, card, error, message, hint):
+    """A card that can't become a device changes nothing."""
     before = fleet.roster
     with pytest.raises(error, match=message) as caught:
         fleet.add_device(card)
@@ -223,14 +231,15 @@ def test_a_card_that_can_not_become_a_device_changes_nothing(fleet, card, error,
     assert {p.stem for p in (fleet.path / GRANTS).iterdir()} == {"aggregator", "dev-1", "dev-2"}
 
 
-def test_a_card_with_another_fingerprint_than_expected_is_refused(fleet, devices):
+def test_another_fingerprint_is_refused(fleet, devices):
     """The person at the device read theirs aloud."""
     with pytest.raises(UntrustedError, match=r"this card has fingerprint .*, not aaaa-bbbb"):
         fleet.add_device(newcomer("dev-3"), "aaaa-bbbb")
     assert reopened(fleet).roster.device("dev-3") is None
 
 
-def test_devices_come_after_the_aggregator_whose_keys_they_pin(tmp_path):
+def test_devices_come_after_the_aggregator(tmp_path):
+    """Devices come after the aggregator whose keys they pin."""
     empty = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     with pytest.raises(ConfigError, match="no aggregator yet") as caught:
         empty.add_device(newcomer("dev-1"))
@@ -248,7 +257,8 @@ def test_a_fleet_has_one_aggregator_for_good(fleet):
 
 
 @pytest.mark.parametrize("name", ["aggregator", "harbour"])
-def test_an_aggregator_is_replaced_for_good_under_new_secrets(fleet, devices, name):
+def test_aggregator_is_replaced_for_good(fleet, devices, name):
+    """An aggregator is replaced for good under new secrets."""
     before, old = fleet.secrets, fleet.roster
     card = newcomer(name, AGGREGATOR_ROLE)
     path = fleet.replace_aggregator(card)
@@ -263,7 +273,8 @@ def test_an_aggregator_is_replaced_for_good_under_new_secrets(fleet, devices, na
     assert reopened(fleet).roster == after.roster
 
 
-def test_no_aggregator_that_was_replaced_comes_back(fleet):
+def test_replaced_aggregator_stays_away(fleet):
+    """No aggregator that was replaced comes back."""
     cards = [newcomer("aggregator", AGGREGATOR_ROLE) for _ in range(2)]
     for card in cards:
         fleet.replace_aggregator(card)
@@ -276,14 +287,16 @@ def test_no_aggregator_that_was_replaced_comes_back(fleet):
     assert reopened(fleet).roster == before
 
 
-def test_a_fleet_without_an_aggregator_has_none_to_replace(tmp_path):
+def test_no_aggregator_none_to_replace(tmp_path):
+    """A fleet without an aggregator has none to replace."""
     made = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
     with pytest.raises(ConfigError, match="no aggregator yet") as caught:
         made.replace_aggregator(newcomer("aggregator", AGGREGATOR_ROLE))
     assert "add-aggregator" in caught.value.hint
 
 
-def test_the_aggregators_grant_has_no_secret_of_devices(tmp_path):
+def test_aggregators_grant_has_no_secret(tmp_path):
+    """The aggregators grant has no secret of devices."""
     aggregator = Identity.generate("aggregator")
     made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     path = made.add_aggregator(make_card(aggregator, AGGREGATOR_ROLE))
@@ -292,7 +305,8 @@ def test_the_aggregators_grant_has_no_secret_of_devices(tmp_path):
     assert made.secrets.version_secret not in dataclasses.astuple(grant)
 
 
-def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
+def test_revocation_draws_all_secrets(fleet, devices):
+    """A revocation draws all secrets and is for good."""
     before = fleet.secrets
     fleet.revoke("dev-1")
     after = reopened(fleet)
@@ -311,7 +325,8 @@ def test_a_revocation_draws_all_secrets_and_is_for_good(fleet, devices):
     ("name", "kind", "message"),
     [("dev-9", UsageError, "'dev-9' is not in the roster"), ("dev-1", ConfigError, "'dev-1' is revoked already")],
 )
-def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, kind, message):
+def test_impossible_revocation_draws_nothing(fleet, name, kind, message):
+    """A revocation that can't be draws no secrets."""
     fleet.revoke("dev-1")
     before = fleet.secrets
     with pytest.raises(kind, match=message) as caught:
@@ -320,7 +335,8 @@ def test_a_revocation_that_can_not_be_draws_no_secrets(fleet, name, kind, messag
     assert reopened(fleet).secrets == before
 
 
-def test_a_roster_of_another_owner_in_the_directory_is_damage(fleet, tmp_path):
+def test_another_owners_roster_is_damage(fleet, tmp_path):
+    """A roster of another owner in the directory is damage."""
     other = FleetDirectory.create(tmp_path / "other", "reef", "mqtt://h")
     write_private(fleet.path / ROSTER_FILE, other.roster_bytes)
     with pytest.raises(IntegrityError, match=f"{ROSTER_FILE} is damaged"):

@@ -49,7 +49,7 @@ def test_a_restored_owner_repeats_no_mask(fleet, tmp_path):
     assert len({tuple(m) for m in one + other}) == 4
 
 
-def test_a_run_number_is_taken_before_anybody_hears_of_it(fleet):
+def test_run_number_is_taken_before_told(fleet):
     """A crash right after leaves a gap, never a number twice."""
     run = fleet.take_run()
     again = FleetDirectory(fleet.path)
@@ -57,7 +57,8 @@ def test_a_run_number_is_taken_before_anybody_hears_of_it(fleet):
     assert again.take_run() == run + 1
 
 
-def test_a_rotation_draws_every_secret_and_keeps_the_run_numbers(fleet):
+def test_rotation_keeps_the_run_numbers(fleet):
+    """A rotation draws every secret and keeps the run numbers."""
     fleet.take_run()
     old = fleet.secrets
     fleet.rotate()
@@ -98,7 +99,7 @@ def change_elsewhere(fleet):
     [lambda f: f.take_run(), lambda f: f.rotate(), lambda f: f.revoke("dev-3")],
     ids=["take_run", "rotate", "revoke"],
 )
-def test_two_programs_of_the_owners_do_not_undo_each_other(fleet, late):
+def test_two_programs_undo_nothing(fleet, late):
     """Old secrets over new ones, under the new roster, would cut every later device off."""
     fleet.take_run()
     change_elsewhere(fleet)

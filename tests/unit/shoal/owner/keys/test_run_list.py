@@ -31,14 +31,15 @@ def add(fleet, plan, *, signer=None, name=""):
     write_private(path.with_name(name) if name else path, encode(package))
 
 
-def test_runs_are_listed_by_number_and_not_by_file_name(fleet):
+def test_runs_are_listed_by_number(fleet):
+    """Runs are listed by number and not by file name."""
     for run, name in ((12, "a.run"), (3, "c.run"), (7, "b.run")):
         add(fleet, run_plan(run=run), name=name)
     (fleet.path / "runs" / "notes.txt").write_text("not a run")
     assert [plan.run for plan in signed_plans(fleet, pytest.fail)] == [3, 7, 12]
 
 
-def test_a_file_that_is_no_run_of_the_fleet_is_reported_and_skipped(fleet):
+def test_file_of_no_run_is_skipped(fleet):
     """Junk, another owner's run, and a file that others can read."""
     add(fleet, run_plan(run=1))
     add(fleet, run_plan(run=2), signer=Identity.generate("owner"))

@@ -10,7 +10,7 @@ from tests.helpers.fleets import make_fleet
 from tests.helpers.tasks import logistic_bundle
 
 
-def test_the_owner_derives_the_masks_of_the_uploads(tmp_path):
+def test_owner_derives_masks_of_the_uploads(tmp_path):
     """Each round has its own; the id is the one that the aggregator received."""
     with make_fleet(tmp_path / "fleet", rounds=3) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 30)
@@ -21,7 +21,8 @@ def test_the_owner_derives_the_masks_of_the_uploads(tmp_path):
         assert kept == ids[1]
 
 
-def test_a_plan_of_an_earlier_key_version_has_no_masks_here(tmp_path):
+def test_earlier_plan_has_no_masks_here(tmp_path):
+    """A plan of an earlier key version has no masks here."""
     with make_fleet(tmp_path / "fleet") as fleet:
         owner = fleet.stage.fleet
         plan = make_plan(owner, logistic_bundle(), Recipe("fedavg", min_contributors=1))

@@ -44,7 +44,8 @@ def fleet(tmp_path):
     return made
 
 
-def test_neither_a_draft_nor_an_unknown_setting_allocates_anything(fleet):
+def test_draft_allocates_nothing(fleet):
+    """Neither a draft nor an unknown setting allocates anything."""
     before = FleetDirectory(fleet.path).secrets
     assert draft_plan(fleet, BUNDLE, OPTIONS).origins == 1
     with pytest.raises(ConfigError):
@@ -52,7 +53,8 @@ def test_neither_a_draft_nor_an_unknown_setting_allocates_anything(fleet):
     assert FleetDirectory(fleet.path).secrets == before
 
 
-def test_a_mask_mode_that_the_strategy_does_not_support_is_refused(fleet, monkeypatch):
+def test_unsupported_mask_mode_is_refused(fleet, monkeypatch):
+    """A mask mode that the strategy does not support is refused."""
     monkeypatch.setattr(FedAvg, "modes", frozenset({"none"}))
     with pytest.raises(ConfigError, match="fedavg does not work in mask mode rotation"):
         draft_plan(fleet, BUNDLE, OPTIONS)
@@ -63,7 +65,8 @@ def test_the_plan_has_the_recipe(fleet):
     assert make_plan(fleet, BUNDLE, chosen).recipe == chosen
 
 
-def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
+def test_plan_has_fleet_task_and_settings(fleet):
+    """A plan has the fleet the task and the sorted settings."""
     settings = {"restarts": "2", "k": "3", "restart_rounds": "1"}
     chosen = dataclasses.replace(OPTIONS, algorithm="ifca", settings=as_settings(settings))
     plan = make_plan(fleet, BUNDLE, chosen)
@@ -75,7 +78,8 @@ def test_a_plan_has_the_fleet_the_task_and_the_sorted_settings(fleet):
     assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
 
 
-def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
+def test_training_defaults_to_the_tasks(fleet):
+    """Local training defaults to the tasks and pretraining to local."""
     own = LocalTraining(epochs=3, lr=0.5)
     of_task = BUNDLE.manifest.hyper
     plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None))
@@ -86,7 +90,8 @@ def test_local_training_defaults_to_the_tasks_and_pretraining_to_local(fleet):
     assert (plan.local, plan.pretrain) == (of_task, own)
 
 
-def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
+def test_run_needs_aggregator_and_a_device(tmp_path):
+    """A run needs an aggregator and a device."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
     for add in (
         lambda: empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE)),
@@ -119,13 +124,15 @@ def test_a_run_needs_an_aggregator_and_a_device(tmp_path):
         ),
     ],
 )
-def test_a_setting_that_reveals_a_hidden_value_is_refused(fleet, changes, message, hint):
+def test_revealing_setting_is_refused(fleet, changes, message, hint):
+    """A setting that reveals a hidden value is refused."""
     with pytest.raises(ConfigError, match=message) as caught:
         draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
     assert caught.value.hint == hint
 
 
-def test_the_number_of_origins_is_refused_for_an_unknown_algorithm():
+def test_unknown_algorithm_has_no_origins():
+    """The number of origins is refused for an unknown algorithm."""
     with pytest.raises(ConfigError, match="no algorithm 'fedsum'"):
         origins_needed(a_recipe("fedsum"))
 
@@ -143,7 +150,7 @@ def round_0(fleet, plan, number=None):
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
-def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
+def test_round_0_seals_task_and_origins(fleet, earlier):
     """Whatever number the run has. The keys that the aggregator has open neither, nor do those of another run."""
     for _ in range(earlier):
         fleet.take_run()
@@ -164,7 +171,8 @@ def test_round_0_of_the_run_seals_task_and_origins(fleet, earlier):
                 open_sealed(fleet, key, sealed)
 
 
-def test_a_plan_of_an_earlier_key_version_is_not_written(fleet):
+def test_earlier_key_version_is_not_written(fleet):
+    """A plan of an earlier key version is not written."""
     plan = make_plan(fleet, BUNDLE, OPTIONS)
     fleet.rotate()
     with pytest.raises(ConfigError, match=f"for key version {plan.key_version}, and the fleet's is") as caught:
@@ -174,14 +182,15 @@ def test_a_plan_of_an_earlier_key_version_is_not_written(fleet):
 
 
 @pytest.mark.parametrize("shape", [(2, BUNDLE.length), (1, BUNDLE.length - 1), (BUNDLE.length,)])
-def test_origins_of_another_shape_are_refused_and_no_file_is_written(fleet, shape):
+def test_other_shapes_origins_write_nothing(fleet, shape):
+    """Origins of another shape are refused and no file is written."""
     plan = make_plan(fleet, BUNDLE, OPTIONS)
     with pytest.raises(ConfigError, match=f"for 1 models of {BUNDLE.length} coordinates"):
         write_run(fleet, plan, BUNDLE, np.zeros(shape, np.float32))
     assert not run_file(fleet.path, plan.run).exists()
 
 
-def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fleet):
+def test_figures_task_has_an_origin_of_zeros(fleet):
     """The last origin is the model of the statistics: `aggregator.strategies.statistics`."""
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     plain = logistic_bundle()
@@ -196,7 +205,8 @@ def test_a_task_with_federated_figures_gets_an_origin_of_zeros_and_a_setting(fle
         make_plan(fleet, plain, a_recipe("fedavg", {"statistics": "on"}))
 
 
-def test_federated_figures_of_more_features_than_a_device_hides_are_refused(fleet, monkeypatch):
+def test_too_many_features_are_refused(fleet, monkeypatch):
+    """Federated figures of more features than a device hides are refused."""
     data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
     monkeypatch.setattr("shoal.limits.MAX_STATISTICS", 8)
     with pytest.raises(ConfigError, match="of 4 features are more than a device can hide") as caught:
@@ -216,7 +226,8 @@ def test_federated_figures_are_not_rounded(fleet, ways):
 MODELS = {0: np.zeros(3, np.float32), 4: np.ones(3, np.float32)}
 
 
-def test_a_run_begins_with_all_models_of_another_or_with_one():
+def test_run_begins_with_all_models_or_one():
+    """A run begins with all models of another or with one."""
     assert chosen_origins(MODELS, 2, None).tolist() == [[0, 0, 0], [1, 1, 1]]
     assert chosen_origins(MODELS, 1, 4).tolist() == [[1, 1, 1]]
 
@@ -230,13 +241,15 @@ def test_a_run_begins_with_all_models_of_another_or_with_one():
         (1, 9, "--from-model 9: there is no such model", "the folder has the models 0, 4"),
     ],
 )
-def test_models_that_do_not_fit_the_algorithm_are_refused(count, model, message, hint):
+def test_unfit_models_are_refused(count, model, message, hint):
+    """Models that do not fit the algorithm are refused."""
     with pytest.raises(UsageError, match=message) as caught:
         chosen_origins(MODELS, count, model)
     assert hint in caught.value.hint
 
 
-def test_a_run_whose_workers_would_compare_too_many_updates_is_refused(fleet, tmp_path, monkeypatch):
+def test_too_many_comparisons_are_refused(fleet, tmp_path, monkeypatch):
+    """A run whose workers would compare too many updates is refused."""
     for name in ("worker-0", "worker-1"):
         fleet.add_worker(workers.init(tmp_path / name, name).read_bytes())
     options = dataclasses.replace(OPTIONS, algorithm="cfl")

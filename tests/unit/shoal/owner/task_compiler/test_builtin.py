@@ -69,7 +69,7 @@ def test_sizes_follow_the_options():
     assert y.shape == (6, 4)
 
 
-def test_fedgroup_logistic_has_610_coordinates():
+def test_fedgroup_logistic_has_610_values():
     """Synthetic(1,1) of FedGroup: 60 inputs, 10 classes."""
     assert sum(p.numel() for p in build("logistic", inputs=60).model.parameters()) == 610
 
@@ -120,13 +120,15 @@ def test_user_mistakes_are_explained(file, function, message):
         load_user(f"{file}:{function}")
 
 
-def test_a_wrong_name_in_hyper_is_answered_with_the_right_ones(file):
+def test_wrong_hyper_name_gets_right_ones(file):
+    """A wrong name in hyper is answered with the right ones."""
     with pytest.raises(TaskError) as caught:
         load_user(f"{file}:wrong_hyper")
     assert caught.value.hint == "it has epochs, steps, batch_size, lr, momentum, lr_decay, clip, prox_mu"
 
 
-def test_files_that_are_missing_or_broken_are_explained(tmp_path):
+def test_missing_or_broken_files_explained(tmp_path):
+    """Files that are missing or broken are explained."""
     (tmp_path / "bad.py").write_text("import nonexistent_module_xyz")
     for spec, message in (
         (f"{tmp_path}/bad.py:f", "fails when it is loaded: ModuleNotFoundError"),
@@ -156,7 +158,8 @@ other = 3
 """
 
 
-def test_a_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
+def test_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
+    """A packages task is built by its name."""
     install(tmp_path, monkeypatch, TASKS_GROUP, {"wide": "wide", "broken": "broken", "other": "other"}, TASKS)
     made = build("wide", inputs=7)
     assert (made.model.in_features, made.kind, made.hyper) == (7, "classification", LocalTraining(lr=0.5))

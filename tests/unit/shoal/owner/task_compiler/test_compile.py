@@ -82,7 +82,8 @@ def test_builtins_match_plain_autograd(compiled, name, options, tmp_path):
         pytest.param("lstm", {"layers": 2}, marks=pytest.mark.long),
     ],
 )
-def test_builtins_without_convolutions_are_the_same_in_numpy(compiled, name, options):
+def test_builtins_are_the_same_in_numpy(compiled, name, options):
+    """Builtins without convolutions are the same in numpy."""
     source, bundle = compiled(name, **options)
     assert lite_words(bundle).endswith("or numpy alone (edge-lite)")
     theta = flatten(source.model, bundle.manifest.parameters).numpy()
@@ -99,7 +100,8 @@ def test_builtins_without_convolutions_are_the_same_in_numpy(compiled, name, opt
         assert (found_score.correct, found_score.count) == (score.correct, score.count)
 
 
-def test_a_task_with_convolutions_needs_onnx_runtime(compiled):
+def test_convolutions_need_onnx_runtime(compiled):
+    """A task with convolutions needs onnx runtime."""
     bundle = compiled("cnn")[1]
     assert lite_words(bundle).startswith("devices need ONNX Runtime (the extra edge): ")
     with pytest.raises(TaskError, match="does not have the operator 'Conv'") as caught:
@@ -117,7 +119,8 @@ def test_manifest_says_what_the_module_is(compiled):
     assert compiled("lstm")[1].manifest.input.limit == 11
 
 
-def test_bundle_survives_the_wire_and_leaks_no_path(compiled):
+def test_bundle_leaks_no_path(compiled):
+    """Bundle survives the wire and leaks no path."""
     bundle = compiled("mlp")[1]
     data = bundle.to_bytes()
     assert TaskBundle.from_bytes(data) == bundle
@@ -171,12 +174,14 @@ def test_pooling_layers_compile():
     assert classify(Pools(), 1, 13, 13).length > 0
 
 
-def test_an_unsupported_layer_is_refused_by_its_name():
+def test_unsupported_layer_is_named():
+    """An unsupported layer is refused by its name."""
     with pytest.raises(TaskError, match=r"layer '1' \(Dropout\)"):
         classify(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)), 4)
 
 
-def test_frozen_dropout_and_batch_norm_compile():
+def test_frozen_layers_compile():
+    """Frozen dropout and batch norm compile."""
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
     assert classify(model, 4).length == 25 + 10 + 18
 
@@ -201,17 +206,19 @@ def test_frozen_parameters_are_constants():
     )
 
 
-def test_a_model_without_trained_parameters_is_refused():
+def test_untrained_model_is_refused():
+    """A model without trained parameters is refused."""
     with pytest.raises(TaskError, match="no parameters to train"):
         classify(nn.Linear(4, 3).requires_grad_(False), 4)
 
 
-def test_functional_dropout_is_found_in_the_forward_pass():
+def test_functional_dropout_is_found():
+    """Functional dropout is found in the forward pass."""
     with pytest.raises(TaskError, match=r"layer .model. draws random numbers"):
         classify(Lambda(lambda x: functional.dropout(x, 0.5)), 4)
 
 
-def test_a_failure_inside_the_exporter_names_the_layer():
+def test_failure_inside_exporter_names_layer():
     """ONNX has no gradient of fractional or adaptive max pooling; the message must say which layer that is."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(TaskError, match=r"AdaptiveMaxPool2d") as caught:
@@ -265,13 +272,14 @@ def test_models_that_are_no_task_are_refused(model, options, message):
 @pytest.mark.parametrize(
     "answer", [torch.ones(8, 4), (torch.ones(8, 4),), (torch.ones(8, 4), 3), (torch.ones(7, 4), torch.ones(8))]
 )
-def test_an_example_without_two_tensors_is_refused(answer):
+def test_example_needs_two_tensors(answer):
+    """An example without two tensors is refused."""
     with pytest.raises(TaskError, match="must return tensors") as caught:
         compile_task(nn.Linear(4, 4), squared_error, lambda _n: answer, name="t", kind="regression")
     assert "return x, x" in caught.value.hint
 
 
-def test_compiling_is_silent_and_leaves_the_process_as_it_was(capfd):
+def test_compiling_is_silent(capfd):
     """Nothing on either stream, no warning filter left, torch's random state untouched."""
     torch.manual_seed(11)
     expected = torch.rand(3)
@@ -298,7 +306,7 @@ class Lambda2(nn.Module):
         return x @ self.w + self.shift
 
 
-def test_a_task_trains_in_the_unit_of_its_targets_and_answers_in_the_datas(tmp_path):
+def test_training_is_in_the_targets_unit(tmp_path):
     """Theta, loss and gradient are those of targets less the centre of their range, in quarters of its width."""
     source = build("linear", inputs=3)
     plain, ranged = (
@@ -320,7 +328,8 @@ def test_a_task_trains_in_the_unit_of_its_targets_and_answers_in_the_datas(tmp_p
     np.testing.assert_allclose(answers, 300 + 100 * x @ theta, rtol=1e-5)
 
 
-def test_private_parameters_come_last_with_the_models_own_values():
+def test_private_parameters_keep_own_values():
+    """Private parameters come last with the models own values."""
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
     source = build("mlp", inputs=5, hidden=4, classes=3)
     bundle = compile_task(model, *source[1:3], name="small", kind="classification", shared=["2"], private=["0"])
@@ -338,7 +347,8 @@ def test_private_parameters_come_last_with_the_models_own_values():
         ({"private": ["readout"], "shared": ["readout.bias"]}, "'readout.bias' is both shared", "one of the two"),
     ],
 )
-def test_a_prefix_that_makes_no_sense_is_refused(prefixes, message, hint):
+def test_senseless_prefix_is_refused(prefixes, message, hint):
+    """A prefix that makes no sense is refused."""
     with pytest.raises(TaskError, match=message) as caught:
         layout(build("mlp", inputs=5, hidden=4, classes=3).model, **prefixes)
     assert hint in caught.value.hint

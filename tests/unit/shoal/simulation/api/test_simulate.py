@@ -80,7 +80,8 @@ def test_ifca_finds_flipped_labels(seed):
     assert result.accuracy.mean() > 0.9
 
 
-def test_cfl_with_defaults_finds_flipped_labels():
+def test_cfl_defaults_find_flipped_labels():
+    """Cfl with defaults finds flipped labels."""
     result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20)
     assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
     assert result.accuracy.shape == result.loss.shape == result.clusters.shape == (10,)
@@ -92,7 +93,7 @@ def test_cfl_with_defaults_finds_flipped_labels():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_cfl_finds_groups_whose_labels_a_device_learns_in_one_round(seed):
+def test_cfl_finds_quickly_learned_groups(seed):
     """After training, the model of either half and the undivided one are alike: their margins are noise."""
     local = {"epochs": 40, "batch_size": 10, "lr": 1.0}
     found = shoal.simulate(nn.Linear(8, 4), shifted(seed), rounds=6, seed=seed, local=local)
@@ -103,7 +104,7 @@ def test_cfl_finds_groups_whose_labels_a_device_learns_in_one_round(seed):
     ("sides", "seed"),
     [((3, 2), 3), *(pytest.param(s, n, marks=pytest.mark.long) for s in ((3, 2), (3, 3), (2, 2)) for n in (0, 2, 4))],
 )
-def test_cfl_splits_few_devices_where_the_owner_allows_means_of_two(sides, seed):
+def test_cfl_splits_few_devices_if_allowed(sides, seed):
     """A boundary that is no plane, with 24 validation samples a device: one margin of two is easily twice the other."""
     rng = np.random.default_rng(seed + 77)
     x = rng.uniform(-2, 2, (120 * sum(sides), 2)).astype(np.float32)
@@ -148,7 +149,8 @@ def test_the_precisions_are_the_callers():
             shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
 
 
-def test_an_instance_starts_with_its_own_weights_and_is_left_alone():
+def test_instance_starts_and_stays_as_it_is():
+    """An instance starts with its own weights and is left alone."""
     model = softmax()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     result = shoal.simulate(model, plain(), strategy="fedavg", rounds=1, local={"lr": 1e-7})
@@ -157,7 +159,7 @@ def test_an_instance_starts_with_its_own_weights_and_is_left_alone():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-5)
 
 
-def test_models_are_those_that_accuracy_was_measured_with():
+def test_models_are_those_measured():
     """Each device's model, from `models`, gives its accuracy and loss."""
     partitions = cancer()
     result = shoal.simulate(nn.Linear(30, 2), partitions, strategy="ifca", settings={"k": 2}, rounds=10)
@@ -231,7 +233,8 @@ def test_a_sequence_model_learns():
     ],
     ids=["one layer", "two layers", "two targets"],
 )
-def test_regression_has_a_loss_and_no_accuracy(model, shape):
+def test_regression_has_loss_and_no_accuracy(model, shape):
+    """Regression has a loss and no accuracy."""
     result = shoal.simulate(
         model, targets(shape=shape), strategy="fedavg", rounds=40, task="regression", local={"lr": 0.05}
     )
@@ -255,7 +258,7 @@ def make():
 """
 
 
-def test_a_task_file_brings_its_own_task_and_loss(tmp_path):
+def test_task_file_brings_task_and_loss(tmp_path):
     """The kind, the local training and an absolute error come from the file."""
     (tmp_path / "model.py").write_text(FILE)
     partitions = targets(shape=(1,))
@@ -296,13 +299,15 @@ def test_an_own_strategy_is_used():
     assert robust.loss[1:].mean() < mean.loss[1:].mean()
 
 
-def test_a_mode_that_a_strategy_does_not_work_in_is_refused():
+def test_unfit_mode_of_strategy_is_refused():
+    """A mode that a strategy does not work in is refused."""
     with pytest.raises(ConfigError, match="coordinate-median does not work in mask mode rotation") as caught:
         shoal.simulate(softmax, plain(), strategy=CoordinateMedian)
     assert caught.value.hint == "it works in: none, permutation, signed-permutation"
 
 
-def test_devices_without_a_test_share_have_no_accuracy():
+def test_no_test_share_no_accuracy():
+    """Devices without a test share have no accuracy."""
     partitions = plain()
     del partitions[1]["test"]
     result = shoal.simulate(softmax, partitions, strategy="fedavg", rounds=1)
@@ -312,7 +317,7 @@ def test_devices_without_a_test_share_have_no_accuracy():
     assert untested.history[0].accuracy is None
 
 
-def test_devices_that_one_model_does_not_fit_finish_with_their_own():
+def test_unfit_devices_finish_with_their_own():
     """FedAvg on two opposite halves is right half of the time; with the finish devices are mostly right."""
     result = shoal.simulate(nn.Linear(30, 2), cancer(), strategy="fedavg", rounds=10)
     assert result.accuracy.mean() < 0.7
@@ -320,7 +325,8 @@ def test_devices_that_one_model_does_not_fit_finish_with_their_own():
     assert result.personal.mean() > 0.85
 
 
-def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share():
+def test_finish_leaves_torchs_threads():
+    """The finish leaves torchs threads and needs no test or validation share."""
     threads = torch.get_num_threads()
     partitions = plain()
     del partitions[1]["test"], partitions[2]["validation"]
@@ -331,7 +337,8 @@ def test_the_finish_leaves_torchs_threads_and_needs_no_test_or_validation_share(
 
 
 @pytest.mark.parametrize("settings", [{"precision": "int8"}, *with_long([{"strategy": "cfl"}, {"strategy": "local"}])])
-def test_a_device_whose_training_diverges_is_named_and_ends_no_run(settings):
+def test_diverging_device_ends_no_run(settings):
+    """A device whose training diverges is named and ends no run."""
     partitions = targets(7)
     x, y = partitions[3]["train"]
     partitions[3]["train"] = x * np.float32(1e6), y
@@ -363,7 +370,8 @@ def two_relations(unit=1.0):
         pytest.param(hidden_regression, id="hidden layer", marks=pytest.mark.long),
     ],
 )
-def test_the_unit_of_targets_changes_neither_groups_nor_relative_errors(make):
+def test_unit_of_targets_changes_nothing(make):
+    """The unit of targets changes neither groups nor relative errors."""
     found = []
     for unit in (0.01, 1.0, 100.0):
         partitions = two_relations(unit)
@@ -381,7 +389,8 @@ def test_the_unit_of_targets_changes_neither_groups_nor_relative_errors(make):
     assert found[0][0][0] != found[0][0][4]
 
 
-def test_a_result_is_trained_further_in_its_unit():
+def test_result_is_trained_on_in_its_unit():
+    """A result is trained further in its unit."""
     partitions = two_relations(100.0)[:4]
     first = shoal.simulate(nn.Linear(5, 1), partitions, strategy="fedavg", rounds=20, task="regression")
     (cluster,) = set(first.clusters.tolist())
@@ -394,7 +403,8 @@ def test_a_result_is_trained_further_in_its_unit():
 
 
 @pytest.mark.parametrize("strategy", ["cfl", "ifca"])
-def test_a_device_with_false_targets_is_named_and_harms_no_other(strategy):
+def test_false_targets_harm_nobody_else(strategy):
+    """A device with false targets is named and harms no other."""
     partitions = two_relations()
     for share, (x, y) in partitions[0].items():
         partitions[0][share] = x, y * np.float32(1e6)
@@ -410,7 +420,8 @@ def test_a_device_with_false_targets_is_named_and_harms_no_other(strategy):
     assert (result.loss[1:] < 1.5 * without.loss).all()
 
 
-def test_the_training_of_all_devices_diverges():
+def test_training_of_all_devices_diverges():
+    """The training of all devices diverges."""
     with pytest.raises(TaskError, match="training diverged") as caught:
         shoal.simulate(
             nn.Linear(5, 1), targets(), strategy="fedavg", task="regression", local={"lr": 1e6, "epochs": 10}
@@ -426,7 +437,8 @@ def test_torchs_state_is_left_as_it_was():
     assert torch.get_num_threads() == threads
 
 
-def test_clusters_that_may_be_too_small_are_warned_of():
+def test_too_small_clusters_are_warned_of():
+    """Clusters that may be too small are warned of."""
     with pytest.warns(UserWarning, match="CFL can't split 4 devices"):
         shoal.simulate(softmax, plain(), rounds=1)
 
@@ -539,7 +551,8 @@ def test_bad_input_is_refused(name):
     assert caught.value.hint or name in SELF_EXPLAINING
 
 
-def test_a_weight_adds_dittos_model_and_a_senseless_one_is_refused():
+def test_weight_adds_dittos_model():
+    """A weight adds dittos model and a senseless one is refused."""
     model = nn.Linear(30, 2)
     unpulled = shoal.simulate(model, cancer(), strategy="fedavg", rounds=3)
     pulled = shoal.simulate(model, cancer(), strategy="fedavg", rounds=3, personal=0.1)
@@ -566,7 +579,8 @@ def body_and_head():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
-def test_a_private_head_serves_groups_that_permute_their_labels():
+def test_private_head_serves_permuted_labels():
+    """A private head serves groups that permute their labels."""
     options = {"strategy": "fedavg", "rounds": 15, "local": {"epochs": 3, "lr": 0.2}}
     one = shoal.simulate(body_and_head, permuted(), **options)
     own = shoal.simulate(body_and_head, permuted(), private=["2"], **options)
@@ -597,6 +611,7 @@ def test_every_strategy_takes_private_layers(strategy):
     ("private", "kind", "message"),
     [("2", UsageError, "private is the text"), (["head"], TaskError, "no parameter"), (["0", "2"], TaskError, "all")],
 )
-def test_private_layers_that_make_no_sense_are_refused(private, kind, message):
+def test_senseless_private_layers_refused(private, kind, message):
+    """Private layers that make no sense are refused."""
     with pytest.raises(kind, match=message):
         shoal.simulate(body_and_head, permuted(), private=private)

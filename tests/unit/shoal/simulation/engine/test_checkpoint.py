@@ -50,7 +50,8 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize(("algorithm", "mask"), [(a, mask) for a in CASES for mask in ("none", "permutation")])
-def test_a_stopped_run_goes_on_to_the_same_bits(algorithm, mask, tmp_path, monkeypatch):
+def test_stopped_run_goes_on_to_same_bits(algorithm, mask, tmp_path, monkeypatch):
+    """A stopped run goes on to the same bits."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"
     whole = run(algorithm, 8, mask=mask)
@@ -82,7 +83,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
         run("fedavg", 4, path)
 
 
-def test_a_checkpoint_is_not_taken_up_with_other_data(tmp_path, monkeypatch):
+def test_other_datas_checkpoint_is_refused(tmp_path, monkeypatch):
     """The same plan and names: only the samples tell the two apart."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     options = sim_options(rounds=3, local=RECIPE, seed=5, checkpoint=tmp_path / "run.npz")

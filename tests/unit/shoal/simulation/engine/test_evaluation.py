@@ -47,7 +47,7 @@ def evaluated(protocol, final=None, **shares):
     return evaluate(Workforce(population, NETWORK, run, ORIGINS), final or final_round(), protocol)
 
 
-def test_argmin_gives_a_test_shard_the_model_of_least_loss_on_itself():
+def test_argmin_gives_each_shard_its_best():
     """The third device trained on zeros and is tested on a one: argmin takes the model that answers 1."""
     found = evaluated("argmin")
     assert found.models.tolist() == [SAYS_0, SAYS_1, SAYS_1]
@@ -59,7 +59,7 @@ def test_argmin_gives_a_test_shard_the_model_of_least_loss_on_itself():
     assert found.names == ("dev-0000", "dev-0001", "dev-0002")
 
 
-def test_assigned_devices_choose_on_their_orders_share():
+def test_assigned_devices_choose_on_a_share():
     """By its training samples the third device takes the wrong model, by its validation samples the right one."""
     found = evaluated("assigned")
     assert found.models.tolist() == [SAYS_0, SAYS_1, SAYS_0]
@@ -74,13 +74,15 @@ def test_assigned_devices_choose_on_their_orders_share():
     assert found.models.tolist() == [SAYS_0, SAYS_1, SAYS_1]
 
 
-def test_a_device_with_one_candidate_takes_it_at_any_loss():
+def test_single_candidate_is_taken_anyway():
+    """A device with one candidate takes it at any loss."""
     found = evaluated("assigned", final_round((SAYS_1,), (SAYS_0,), (SAYS_1,)))
     assert found.models.tolist() == [SAYS_1, SAYS_0, SAYS_1]
     assert found.correct.tolist() == [1, 0, 1]
 
 
-def test_devices_without_tests_or_assignments_are_left_out():
+def test_untested_devices_are_left_out():
+    """Devices without tests or assignments are left out."""
     tests = (Shard.none(), *TEST[1:])
     assert evaluated("argmin", test=tests).names == evaluated("assigned", test=tests).names == ("dev-0001", "dev-0002")
     found = evaluated("assigned", final_round(names=("dev-0002", "dev-0000")))
@@ -88,7 +90,8 @@ def test_devices_without_tests_or_assignments_are_left_out():
     assert found.tested.tolist() == [4, 1]
 
 
-def test_probes_replace_the_devices_tests_under_argmin_only():
+def test_probes_replace_tests_under_argmin():
+    """Probes replace the devices tests under argmin only."""
     probes = (labelled(1, 1, 1), labelled(0))
     found = evaluated("argmin", probes=probes)
     assert (found.models.tolist(), found.tested.tolist(), found.names) == ([SAYS_1, SAYS_0], [3, 1], ())
@@ -96,7 +99,7 @@ def test_probes_replace_the_devices_tests_under_argmin_only():
 
 
 @pytest.mark.parametrize("protocol", ["argmin", "assigned"])
-def test_without_test_samples_there_is_no_accuracy(protocol):
+def test_no_test_samples_no_accuracy(protocol):
     """Nothing is not zero percent."""
     assert evaluated(protocol, test=()) is None
     assert evaluated("assigned", final_round(names=())) is None

@@ -11,7 +11,8 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 
 
 @pytest.mark.parametrize(("algorithm", "least"), [("cfl", 3), ("local", 1)])
-def test_weights_limits_and_the_smallest_mean_are_the_fleets(algorithm, least):
+def test_defaults_are_the_fleets(algorithm, least):
+    """Weights limits and the smallest mean are the fleets."""
     fleet = fleet_run(algorithm, {})
     made = fleet_options(fleet, rounds=4, local=LocalTraining(), seed=7, participation=0.5)
     assert fleet.min_contributors == least
@@ -24,6 +25,7 @@ def test_other_options_override_the_fleets():
     assert (made.recipe.mode, made.evaluate_every) == ("none", 5)
 
 
-def test_an_owners_other_choices_override_the_defaults():
+def test_owners_choices_override_defaults():
+    """An owners other choices override the defaults."""
     assert fleet_run("cfl", {"margin": "0"}, min_contributors=5).min_contributors == 5
     assert fleet_run("local", {}, min_contributors=5).min_contributors == 1

@@ -22,7 +22,8 @@ def links_of(up="int8", down="int8"):
     return Links(run_plan(precision_up=up, precision_down=down))
 
 
-def test_an_update_is_decoded_and_its_residual_is_added_to_the_next_of_the_same_model():
+def test_residual_joins_the_next_update():
+    """An update is decoded and its residual is added to the next of the same model."""
     links, key = links_of(), key_of("permutation", D)
     first = links.update(UPDATE, key, device="a", model=0, phase=1, round_=1)
     (residual,) = links.residuals.values()
@@ -51,7 +52,8 @@ def test_a_mean_is_what_every_device_decodes():
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_a_run_in_another_precision_ends_near_that_of_float32(precision):
+def test_other_precision_ends_near_float32(precision):
+    """A run in another precision ends near that of float32."""
     exact = run("ifca", {"k": "2"}, mode="rotation")
     rounded = run("ifca", {"k": "2"}, mode="rotation", precision_up=precision, precision_down=precision)
     assert rounded.clusters == exact.clusters

@@ -41,7 +41,8 @@ def test_masks_change_nothing(case, mask):
     assert_same_models(clear, masked, 2e-5)
 
 
-def test_devices_hold_only_states_that_the_strategy_names():
+def test_devices_hold_named_states_only():
+    """Devices hold only states that the strategy names."""
     result = run("ifca", {"k": "2", "restarts": "3", "restart_rounds": "2"}, mode="permutation")
     held = result.workforce.models.held
     assert len(held.vectors) == 2
@@ -49,7 +50,8 @@ def test_devices_hold_only_states_that_the_strategy_names():
     assert held.vectors.keys() == held.names.keys()
 
 
-def test_a_model_that_devices_do_not_hold_is_refused():
+def test_unheld_model_is_refused():
+    """A model that devices do not hold is refused."""
     result = run("fedavg")
     plan = result.final_plan()
     moved = dataclasses.replace(plan, models={0: plan.models[0].moved(np.ones(NETWORK.length, np.float32), 1, 5)})
@@ -57,7 +59,7 @@ def test_a_model_that_devices_do_not_hold_is_refused():
         result.workforce.theta(moved, 0)
 
 
-def test_a_watch_sees_the_models_that_the_round_began_with():
+def test_watch_sees_the_rounds_first_models():
     """Devices hold them no more once the round is closed."""
     before = []
     result = run("fedavg", rounds=3, watch=lambda o: before.append(o.workforce.theta(o.plan, 0)))
@@ -68,7 +70,7 @@ def test_a_watch_sees_the_models_that_the_round_began_with():
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_devices_measure_the_distances_of_fesem(deferred):
+def test_devices_measure_distances_of_fesem(deferred):
     """They move between centres, and the aggregator needs no more than means."""
     options = {"local": FAR, "rounds": 8, "participation": 0.7, "seed": 5, "robust": "off"}
     clear = run("fesem", {"k": "2"}, **options)
@@ -81,7 +83,8 @@ def test_devices_measure_the_distances_of_fesem(deferred):
 
 @pytest.mark.parametrize("start", ["mean", "origin"])
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
-def test_newcomers_of_fedgroup_are_placed_by_direction_under_every_mask(mask, start):
+def test_newcomers_are_placed_under_masks(mask, start):
+    """Newcomers of fedgroup are placed by direction under every mask."""
     data = population()
     late = data.names[3]
     settings = {"groups": "2", "alpha": "5", "start": start}

@@ -35,7 +35,8 @@ def start(count=4):
     return np.repeat(origins(NETWORK, 1, 0), count, axis=0)
 
 
-def test_devices_do_better_with_the_models_that_they_choose():
+def test_devices_do_better_with_their_choice():
+    """Devices do better with the models that they choose."""
     work = workforce(easy())
     plain = personal.measure(work, start())
     found = personal.finish(work, start(), 4)
@@ -47,13 +48,15 @@ def test_devices_do_better_with_the_models_that_they_choose():
     assert alone.choices[0] == "alone"
 
 
-def test_a_device_without_validation_samples_keeps_its_clusters_model():
+def test_no_validation_keeps_clusters_model():
+    """A device without validation samples keeps its clusters model."""
     data = population().of([0, 1])
     bare = dataclasses.replace(data, validation=(Shard.none(), *data.validation[1:]))
     assert personal.finish(workforce(bare), start(2), 4).choices[0] == "cluster"
 
 
-def test_models_above_and_dittos_are_candidates():
+def test_other_models_are_candidates():
+    """Models above and dittos are candidates."""
     above = [{"node-2": each.theta} for each in personal.chosen(workforce(easy()), start(), 4)]
     found = personal.chosen(workforce(easy()), start(), 4, above=above, weight=0.5)
     assert list(found[0].losses) == ["cluster", "1", "3", "10", "node-2", "ditto"]

@@ -44,7 +44,8 @@ def test_each_device_keeps_its_own_values():
     assert parts.of(np.array([0, 2])).tolist() == [LAST.values.tolist()] * 2
 
 
-def test_a_plan_and_its_vectors_have_the_federated_coordinates_alone():
+def test_plan_has_federated_values_alone():
+    """A plan and its vectors have the federated coordinates alone."""
     plan = sim_plan("fedavg", {}, NETWORK, sim_options(rounds=1, local=FULL, mode="rotation"), private=LAST)
     assert plan.length == NETWORK.length - OUT
     start = origins(NETWORK, 1, 0)

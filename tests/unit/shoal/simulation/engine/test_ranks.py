@@ -41,7 +41,8 @@ def test_every_device_belongs_to_one_rank(world, sizes):
     assert all((np.diff(part) > 0).all() for part in parts)
 
 
-def test_equal_devices_are_divided_into_neighbours_and_others_by_their_samples():
+def test_equal_devices_are_divided_alike():
+    """Equal devices are divided into neighbours and others by their samples."""
     assert [part.tolist() for part in Ranks(0, 3).parts(np.full(7, 4))] == [[0, 1], [2, 3], [4, 5, 6]]
     sizes = np.array([30, 10, 20, 20])
     parts = Ranks(1, 2).parts(sizes)
@@ -51,7 +52,7 @@ def test_equal_devices_are_divided_into_neighbours_and_others_by_their_samples()
     assert max(loads) / min(loads) < 1.02
 
 
-def test_rows_come_back_in_the_order_of_devices():
+def test_rows_come_back_in_order_of_devices():
     """Rank 1 has one device more than rank 0, whose rows are padded."""
     parts = [np.array([1, 4]), np.array([0, 2, 3])]
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
@@ -62,7 +63,7 @@ def test_rows_come_back_in_the_order_of_devices():
     assert none.rows(rows[:0], [np.arange(0), np.arange(0)]).shape == (0, 2)
 
 
-def test_sums_are_taken_in_float64_in_the_order_of_ranks(monkeypatch):
+def test_sums_are_float64_in_ranks_order(monkeypatch):
     """In pieces, so that little is in memory at a time. In float32 the ones would be lost."""
     monkeypatch.setattr(ranks, "CHUNK", 100)
     scripted = Scripted(1, [np.ones(6), np.full(6, -1e9)])
@@ -93,7 +94,8 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
         Ranks(2, 4, 2).device("cuda")
 
 
-def test_dot_products_are_sums_of_those_of_the_ranks_coordinates():
+def test_dot_products_are_sums_over_ranks():
+    """Dot products are sums of those of the ranks coordinates."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((5, ranks.LEAST_COLUMNS + 1)).astype(np.float32)
     plain, half = NumpyBackend(), len(rows[0]) // 2
@@ -104,7 +106,8 @@ def test_dot_products_are_sums_of_those_of_the_ranks_coordinates():
     np.testing.assert_allclose(found, plain.products(rows, rows[:2]), rtol=1e-6, atol=1e-3)
 
 
-def test_short_vectors_and_other_sums_are_not_divided():
+def test_short_vectors_are_not_divided():
+    """Short vectors and other sums are not divided."""
     rows = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
     plain, scripted = NumpyBackend(), Scripted(0, [np.zeros(1)])
     divided = ByCoordinates(plain, scripted)
@@ -124,7 +127,8 @@ def test_without_torchrun_a_process_is_alone(monkeypatch):
         assert found is ALONE is current_ranks()
 
 
-def test_a_block_of_a_single_process_within_ranks(monkeypatch):
+def test_single_process_within_ranks(monkeypatch):
+    """A block of a single process within ranks."""
     two = Ranks(0, 2)
     token = ranks._RANKS.set(two)
     try:
@@ -135,7 +139,8 @@ def test_a_block_of_a_single_process_within_ranks(monkeypatch):
         ranks._RANKS.reset(token)
 
 
-def test_rounded_updates_need_a_single_process():
+def test_rounded_updates_need_single_process():
+    """Rounded updates need a single process."""
     token = ranks._RANKS.set(Ranks(0, 2))
     try:
         with pytest.raises(ConfigError, match="several ranks share no private values, no residuals"):

@@ -68,7 +68,7 @@ def test_a_mask_changes_nothing(algorithm, settings, deferred):
 
 @pytest.mark.parametrize("local", [FULL, MINI], ids=["full", "mini"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
-def test_deferred_means_and_every_trainer_give_the_same_run(algorithm, local):
+def test_every_trainer_gives_the_same_run(algorithm, local):
     """Loop, batches and dual form, stored or summed, with unequal sizes: equal clusters, models within 1e-5."""
     expected = run(algorithm, local=local, trainer="loop", deferred=False, robust="off")
     for trainer in ("auto", "dual"):
@@ -89,7 +89,7 @@ def test_the_seed_decides_the_run():
     assert not np.array_equal(first.thetas[0], other.thetas[0])
 
 
-def test_partial_participation_orders_the_drawn_devices_only():
+def test_only_drawn_devices_are_ordered():
     """Half of ten devices upload in a round, not always the same ones."""
     seen = []
     simulate(
@@ -105,7 +105,7 @@ def test_partial_participation_orders_the_drawn_devices_only():
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "cfl", "fedgroup"])
-def test_devices_that_arrive_later_are_unknown_before(algorithm):
+def test_later_devices_are_unknown_before(algorithm):
     """Two of ten arrive in round 3: they have no orders, clusters or tests before, and take part from then on."""
     late, seen = {"dev-0008": 3, "dev-0009": 3}, []
     settings = {"fedgroup": {"groups": "2", "alpha": "4"}, "cfl": {"warm_up": "9"}}.get(algorithm, {})
@@ -130,7 +130,7 @@ def test_impossible_arrivals_are_refused():
         run("fedavg", arrivals=dict.fromkeys(population().names, 2))
 
 
-def test_rounds_of_other_starts_are_reported_apart():
+def test_other_starts_rounds_are_apart():
     """Three starts of three rounds: the best one's rounds are counted from 1, with the accuracy of its own models."""
     result = run(settings={"k": "2", "restarts": "3", "restart_rounds": "3"}, rounds=6)
     assert [r.round for r in result.history] == [1, 2, 3, 4, 5, 6]
@@ -148,7 +148,7 @@ def test_rounds_of_other_starts_are_reported_apart():
     assert result.best_accuracy == max(r.accuracy for r in result.history)
 
 
-def test_trial_rounds_do_not_count_unless_asked():
+def test_trials_count_only_if_asked():
     """CFL tries a split in rounds without training in phase TRAIN, so ten counted rounds take more than ten."""
     settings = {"cool_down": "1", "eps1": "0.9"}
     some = run("cfl", settings, rounds=10, local=FULL)
@@ -157,7 +157,7 @@ def test_trial_rounds_do_not_count_unless_asked():
     assert some.all_rounds > 10
 
 
-def test_accuracy_by_each_protocol_agrees_with_a_plain_count():
+def test_accuracy_agrees_with_a_plain_count():
     """Argmin takes each shard's least test loss, assigned the least training loss; both count right labels."""
     data = population()
     result = run(rounds=3, data=data)
@@ -180,7 +180,7 @@ def test_accuracy_by_each_protocol_agrees_with_a_plain_count():
         assert found.median == pytest.approx(100 * np.median(correct) / 15)
 
 
-def test_probes_take_the_place_of_devices_own_tests():
+def test_probes_take_the_place_of_own_tests():
     """With probes, the protocol argmin is measured on these and not on the devices' test shards."""
     data = population()
     probed = dataclasses.replace(data, probes=data.test[:3], probe_groups=(0, 1, 0))
@@ -189,7 +189,7 @@ def test_probes_take_the_place_of_devices_own_tests():
     assert result.final.names == ()
 
 
-def test_a_population_without_tests_has_no_accuracy():
+def test_no_tests_no_accuracy():
     """There is nothing to evaluate, and that is not zero percent."""
     data = population()
     result = run(data=Population(data.train))
@@ -198,7 +198,7 @@ def test_a_population_without_tests_has_no_accuracy():
     assert result.history[-1].purity is None
 
 
-def test_updates_beyond_the_norm_limit_are_left_out():
+def test_updates_beyond_limit_are_left_out():
     """A limit below the longest update leaves its device out of the mean, and the round names it."""
     free = run("fedavg", rounds=1, norm_screen=False)
     longest = free.history[0].norms[1]
@@ -214,13 +214,16 @@ def test_updates_beyond_the_norm_limit_are_left_out():
     )
 
 
-def test_deferred_sums_are_refused_where_single_updates_are_read():
+def test_deferred_sums_refused_if_read():
+    """Deferred sums are refused where single updates are read."""
     with pytest.raises(ConfigError, match="deferred sums hold no single updates"):
         run("fedavg", deferred=True)
     assert run("fedavg", rounds=1, deferred=True, robust="off").history
 
 
-def test_an_attack_changes_uploads_before_they_are_screened_and_attackers_are_named():
+def test_attackers_uploads_are_named():
+    """An attack changes uploads before they are screened and attackers are named."""
+
     def reversed_by_one(given, workforce):
         first = workforce.population.names[0]
         return [dataclasses.replace(c, vector=-c.row) if c.device == first else c for c in given]
@@ -242,7 +245,7 @@ def test_an_attack_changes_uploads_before_they_are_screened_and_attackers_are_na
     assert list(giant.history[0].refused_norm) == [data.names[0]]
 
 
-def test_settings_that_the_strategy_refuses_are_refused():
+def test_unfit_settings_are_refused():
     """The strategy checks a simulated run as it checks a signed one."""
     with pytest.raises(ConfigError, match="no setting"):
         run("fedavg", {"k": "2"})
@@ -272,7 +275,7 @@ WITNESSED = {
 }
 
 
-def test_a_cluster_that_stands_still_is_among_the_events_of_history_and_run(monkeypatch):
+def test_standing_cluster_is_an_event(monkeypatch):
     """One-shot clustering leaves two of ten devices alone in their group: no mean of three is ever made of them."""
     monkeypatch.setattr("aggregator.strategies.one_shot.join_small", lambda _similarity, labels, _least: labels)
     data = population(groups=(0,) * 8 + (1,) * 2)
@@ -286,13 +289,14 @@ def test_a_cluster_that_stands_still_is_among_the_events_of_history_and_run(monk
     assert STANDS_STILL not in {event.kind for _, event in moved.events}
 
 
-def test_a_round_of_fewer_devices_than_a_mean_takes_is_refused():
+def test_round_of_too_few_is_refused():
+    """A round of fewer devices than a mean takes is refused."""
     with pytest.raises(ConfigError, match="2 devices take part in a round, and a mean takes 3"):
         run("fedavg", participation=0.2, min_contributors=3)
 
 
 @pytest.mark.parametrize("case", WITNESSED)
-def test_a_simulated_run_is_the_loopback_fleets(tmp_path, case):
+def test_simulated_run_is_loopback_fleets(tmp_path, case):
     """The same plan, data and origins: same clusters and events in every round, and the same models to 1e-5."""
     algorithm, settings, groups, fields, expected = WITNESSED[case]
     data = grouped_data(6, groups)
@@ -350,6 +354,7 @@ def draw(fleet, plan):
 
 
 @pytest.mark.parametrize("setting", ["restarts", "restart_rounds"])
-def test_a_setting_that_is_no_number_is_named(setting):
+def test_setting_that_is_no_number_is_named(setting):
+    """A setting that is no number is named."""
     with pytest.raises(ConfigError, match=f"setting {setting} is a whole number"):
         run(settings={"k": "2", setting: "many"})

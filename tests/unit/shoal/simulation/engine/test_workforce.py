@@ -104,7 +104,8 @@ def plan_of(models=None, **orders):
     return RoundPlan(1, models, {names[k]: o for k, o in orders.items()})
 
 
-def test_origins_of_another_number_or_length_are_refused():
+def test_unfit_origins_are_refused():
+    """Origins of another number or length are refused."""
     run = sim_plan("ifca", {"k": "2"}, ONE, sim_options(rounds=3, local=FULL))
     for shape in ((1, 4), (2, 5)):
         message = f"origins of shape ({shape[0]}, {shape[1]}) for 2 models of 4 coordinates"
@@ -112,7 +113,7 @@ def test_origins_of_another_number_or_length_are_refused():
             Workforce(SMALL, ONE, run, np.zeros(shape, np.float32))
 
 
-def test_a_model_is_the_weighted_sum_of_its_states():
+def test_model_is_a_weighted_sum():
     """And the origins are left alone."""
     made = force(mask="permutation")
     plan = plan_of({0: ClusterModel(0, scale=0.5, others=((2.0, 1),)), 1: ClusterModel(1)})
@@ -121,18 +122,20 @@ def test_a_model_is_the_weighted_sum_of_its_states():
     assert ORIGINS.tolist() == [[1, 2, 3, 4], [0, 0, 0, 2]]
 
 
-def test_a_shared_segment_is_taken_from_its_own_state():
+def test_shared_segment_has_its_own_state():
+    """A shared segment is taken from its own state."""
     made = force(segments=(("shared", 2), ("cluster", 2)))
     plan = dataclasses.replace(plan_of({1: ClusterModel(1)}), shared=ClusterModel(0))
     assert made.theta(plan, 1).tolist() == [1, 2, 0, 2]
 
 
-def test_uploads_are_in_order_of_names_and_of_the_ordered_devices_only():
+def test_uploads_are_in_order_of_names():
+    """Uploads are in order of names and of the ordered devices only."""
     found = force().carry_out(plan_of(c=order(4), a=order(6)))
     assert [(c.device, c.model, c.samples) for c in found] == [("dev-0000", 6, 2), ("dev-0002", 4, 1)]
 
 
-def test_of_several_candidates_the_best_is_trained_and_its_loss_reported():
+def test_best_of_several_is_trained():
     """Logits of model 4 at x = 1 are 4 and 6, of model 6 0 and 2: equal losses, so the first one is taken."""
     plan = plan_of(
         {4: ClusterModel(0), 6: ClusterModel(1), 8: ClusterModel(2)},
@@ -149,13 +152,14 @@ def test_of_several_candidates_the_best_is_trained_and_its_loss_reported():
     assert np.abs(first.vector).max() > 0
 
 
-def test_a_single_candidate_reports_the_loss_of_training():
+def test_single_candidate_reports_training():
     """Mean over all steps, which is lower than that of the first model."""
     (found,) = force().carry_out(plan_of(a=order(6)))
     assert 0.1 < found.loss < np.log(1 + np.exp(2)) - 0.1
 
 
-def test_without_training_there_is_a_loss_and_no_update():
+def test_no_training_a_loss_and_no_update():
+    """Without training there is a loss and no update."""
     plan = plan_of(a=order(6, train=False), b=order(6, train=False, evaluate=True))
     first, second = force().carry_out(plan)
     assert first.loss == pytest.approx(np.log(1 + np.exp(2)), abs=5e-5)
@@ -163,7 +167,8 @@ def test_without_training_there_is_a_loss_and_no_update():
     assert (second.correct, second.tested) == (1, 1)
 
 
-def test_norms_are_of_the_update_and_of_the_trained_model_in_clear():
+def test_norms_are_in_clear():
+    """Norms are of the update and of the trained model in clear."""
     made = force(mask="permutation", deferred=False)
     (found,) = made.carry_out(plan_of(a=order(4, norm=True)))
     (clear,) = force(deferred=False).carry_out(plan_of(a=order(4)))
@@ -173,7 +178,7 @@ def test_norms_are_of_the_update_and_of_the_trained_model_in_clear():
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_the_nearest_of_the_compared_models_is_reported(deferred):
+def test_nearest_compared_model_is_reported(deferred):
     """Measured in clear; at a tie it is the model that was trained."""
     (clear,) = force(deferred=False).carry_out(plan_of(a=order(4)))
     made = force(mask="permutation", deferred=deferred, origins=np.stack([*ORIGINS, ORIGINS[0] + clear.vector]))
@@ -183,7 +188,7 @@ def test_the_nearest_of_the_compared_models_is_reported(deferred):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_adapting_compares_the_candidates_before_and_after_training_each(deferred):
+def test_adapting_compares_before_and_after(deferred):
     """Devices of one block whose candidates differ: each has its own margins."""
     starts = {4: ORIGINS[0], 8: ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)}
     models = {4: ClusterModel(0), 8: ClusterModel(2)}
@@ -205,7 +210,8 @@ def test_adapting_compares_the_candidates_before_and_after_training_each(deferre
 
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("mask", ["none", "rotation"])
-def test_a_device_to_be_placed_trains_and_reports_a_direction_alone(mask, deferred):
+def test_placed_device_reports_a_direction(mask, deferred):
+    """A device to be placed trains and reports a direction alone."""
     (clear,) = force(deferred=False).carry_out(plan_of(a=order(4, phase=Phase.PRETRAIN)))
     ends = [ORIGINS[0] + share * clear.vector for share in (-0.1, 9)]
     made = force(mask=mask, deferred=deferred, origins=np.stack([*ORIGINS, *ends]))
@@ -231,9 +237,7 @@ EQUAL = Population((labelled(0), labelled(1), labelled(0)))
     ],
     ids=["no cap", "equal devices", "room for single updates", "no room", "compares updates"],
 )
-def test_updates_are_summed_as_they_come_if_means_of_known_weights_suffice(
-    monkeypatch, algorithm, population, cap, room, summed
-):
+def test_updates_are_summed_if_that_suffices(monkeypatch, algorithm, population, cap, room, summed):
     """Weights that a cap may change are known when all have trained; a device would then be trained twice."""
     monkeypatch.setattr(workforce, "ROWS_BYTES", room)
     (found,) = force(algorithm, population=population, cap=cap).carry_out(plan_of({0: ClusterModel(0)}, a=order(0)))
@@ -249,16 +253,16 @@ def test_updates_are_summed_as_they_come_if_means_of_known_weights_suffice(
         ("fedavg", {"discrepancy": "on"}, False, True),
     ],
 )
-def test_norms_of_summed_updates_are_computed_if_the_strategy_or_the_caller_reads_them(
-    algorithm, settings, asked, known
-):
+def test_norms_of_sums_are_computed_if_read(algorithm, settings, asked, known):
+    """Norms of summed updates are computed if the strategy or the caller reads them."""
     plan = plan_of({0: ClusterModel(0)}, a=order(0))
     (stored,) = force(algorithm, settings=settings, deferred=False).carry_out(plan)
     (found,) = force(algorithm, settings=settings, deferred=True, norms=asked).carry_out(plan)
     assert found.norm == pytest.approx(stored.norm if known else 0.0, rel=1e-5)
 
 
-def test_an_order_to_score_samples_that_are_missing_names_the_share():
+def test_missing_samples_name_the_share():
+    """An order to score samples that are missing names the share."""
     with pytest.raises(DataError, match="a simulated device has no validation samples"):
         force().carry_out(plan_of(a=order(4, 6, share=Share.VALIDATION)))
 

@@ -78,7 +78,7 @@ def test_updates_are_those_of_the_plain_loop(network: Cnn) -> None:
     ],
     ids=lambda recipe: ", ".join(recipe),
 )
-def test_every_recipe_is_the_loops_for_devices_of_different_sizes(recipe: dict[str, Any]) -> None:
+def test_every_recipe_is_the_loops(recipe: dict[str, Any]) -> None:
     """Padding, shorter devices, momentum, clipping and the proximal term all count as on a device."""
     network = Cnn(side=12, classes=4, filters=(3,), dense=(6,), kernel=3)
     expected, expected_losses = trained(Loop, network, [5, 9, 3, 8], **recipe)
@@ -87,7 +87,7 @@ def test_every_recipe_is_the_loops_for_devices_of_different_sizes(recipe: dict[s
     assert np.allclose(losses, expected_losses, rtol=1e-5)
 
 
-def test_memory_is_used_again_for_blocks_of_other_sizes() -> None:
+def test_memory_is_used_again() -> None:
     """A trainer keeps the memory of a step; blocks of more or fewer devices and samples in between change no update."""
     network = Cnn(side=12, classes=4, filters=(3, 2), dense=(6,), kernel=3)
     kept = Convolved(network)
@@ -97,7 +97,7 @@ def test_memory_is_used_again_for_blocks_of_other_sizes() -> None:
         assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-def test_ties_between_pooled_pixels_go_to_the_first() -> None:
+def test_ties_of_pixels_go_to_the_first() -> None:
     """In an even image all four places tie; as in torch, the first one alone gets the gradient."""
     network = Cnn(side=8, classes=2, filters=(2,), dense=(), kernel=3)
     shard = Shard(np.full((4, 64), 0.5, np.float32), np.array([0, 1, 1, 0]))
@@ -117,7 +117,7 @@ def test_ties_between_pooled_pixels_go_to_the_first() -> None:
     assert np.allclose(updates[0], updates[1], atol=1e-6)
 
 
-def test_a_cnn_gets_this_trainer_and_no_great_blocks() -> None:
+def test_cnn_gets_this_trainer() -> None:
     """The fastest trainer is chosen unasked; a block's patches stay small."""
     shelf = Shelf([Shard(np.zeros((2, 784), np.float32), np.zeros(2, np.int64))])
     trainer = make_trainer("auto", Cnn(), shelf)

@@ -34,7 +34,7 @@ class TorchBackend:
 
 
 @pytest.mark.parametrize("local", [*RECIPES.values(), CLIPPED], ids=[*RECIPES, "clipped"])
-def test_the_loop_trains_as_a_real_device_does(local):
+def test_loop_trains_as_a_device_does(local):
     """`training.train` with the same gradients gives the same update: decay, prox, clip, momentum, batches."""
     network = NETWORKS["one hidden"]
     data = shards(network, SIZES["unequal"])
@@ -65,7 +65,7 @@ def test_one_step_of_a_hand_made_regression():
     assert loss == pytest.approx(4.0)
 
 
-def test_the_loss_is_the_mean_over_samples_and_not_over_batches():
+def test_loss_is_the_mean_over_samples():
     """Batches of 2 and 1 of three samples weigh two thirds and one third; a zero step size leaves the model alone."""
     x, y = torch.tensor([[0.0], [0.0], [0.0]]), torch.tensor([3.0, 0.0, 0.0])
     local = dataclasses.replace(PLAIN, epochs=1, batch_size=2, lr=1e-30)
@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_over_samples_and_not_over_batches():
         assert update.tolist() == [0.0]
 
 
-def test_an_update_that_overflows_is_refused_although_its_losses_are_finite():
+def test_overflowing_update_is_refused():
     """The last step's result is in no loss."""
     x, y = torch.tensor([[1e33]]), torch.tensor([1.0])
     local = dataclasses.replace(PLAIN, steps=1, lr=1e6)
@@ -89,7 +89,7 @@ def test_an_update_that_overflows_is_refused_although_its_losses_are_finite():
     assert caught.value.rows.tolist() == [1]
 
 
-def test_the_first_model_and_the_padding_are_left_alone():
+def test_first_model_and_padding_are_left():
     """Two devices from one model; the padding of the shorter one is not trained on."""
     shelf = Shelf([Shard(np.ones((n, 1), np.float32), np.full(n, 2.0, np.float32)) for n in (1, 3)])
     models = torch.zeros(1, 1)
