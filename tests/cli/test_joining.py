@@ -73,7 +73,6 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
 
 
 def test_aggregators_status_and_log_say_mask(call, fleet, task):
-    """The aggregators status and log say the mask."""
     owner = FleetDirectory(call.home / "owner")
     bundle, _ = read_signed(call.home / task, owner.owner)
     plan = make_plan(owner, bundle, a_recipe("fedavg", rounds=7, mode="rotation"))

@@ -67,7 +67,6 @@ def test_damaged_model_lets_another_answer(call, finished):
 
 
 def test_live_without_run_under_way_says_so(call, finished):
-    """Live without a run under way says so."""
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--live", status=7)
     assert "dev-1/model.bin does not exist" in made.err
 

@@ -328,7 +328,6 @@ def test_stories_have_every_mistake():
 
 
 def test_operators_guide_lists_the_statuses():
-    """The operators guide lists the statuses."""
     table = (ROOT / "docs/operator/troubleshoot.md").read_text().partition("| exit status | meaning |")[2]
     listed = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
     assert listed == MISTAKES | {0, 1, 9, 12, 130, 141}

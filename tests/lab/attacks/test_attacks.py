@@ -44,7 +44,6 @@ def test_no_image_is_read_under_a_mask(attacked, mode):
 
 
 def test_gradient_matching_finds_clear_image(attacked):
-    """Gradient matching finds a clear image."""
     assert attacked.result("gradient matching", "none", "DLG, MLP").success >= 30
 
 

@@ -150,7 +150,6 @@ def test_faultless_announcement_is_followed(rogue):
 
 @pytest.mark.parametrize("case", OVERSTEPS)
 def test_announcement_beyond_plan_is_refused(rogue, caplog, case):
-    """An announcement beyond the plan is refused."""
     alter, expected = OVERSTEPS[case]
     altered = alter(rogue.round_2)
     rogue.announce(altered)
@@ -255,7 +254,6 @@ def test_unsigned_plan_is_refused(rogue, caplog, change):
 
 
 def test_earlier_run_is_not_taken_up_again(rogue, caplog):
-    """An earlier run is not taken up again."""
     fleet = rogue.fleet
     topic, first = Topics("demo").plan, encode(package_of(fleet))
     options = rogue.fleet.plan

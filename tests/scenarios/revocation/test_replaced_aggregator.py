@@ -168,7 +168,6 @@ def test_run_begins_with_a_certified_model(tmp_path):
 
 
 def test_device_without_certificates_says_so(tmp_path):
-    """A device without certificates says so."""
     with pytest.raises(IntegrityError, match="holds no certified model"):
         certified_file(tmp_path)
 

@@ -106,7 +106,6 @@ def test_other_choices_keep_one_scale(tmp_path, shards, changes):
     ],
 )
 def test_every_algorithm_follows_statistics(tmp_path, algorithm, settings):
-    """Every algorithm follows the statistics."""
     least = 1 if algorithm == "local" else 3
     chosen = options(algorithm, settings=settings, rounds=5, min_contributors=least)
     with LoopbackFleet(tmp_path, bundle(), data(), chosen) as fleet:

@@ -194,7 +194,6 @@ def test_path_models_answer_in_the_next_run(tmp_path):
 
 
 def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, monkeypatch):
-    """The command line names the run that answers."""
     folder = str(fleet.stage.device_dir(NAME))
 
     def call(*arguments):

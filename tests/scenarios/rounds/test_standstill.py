@@ -72,7 +72,6 @@ def test_two_devices_without_a_mean_are_told(tmp_path, caplog, killed_in):
 
 
 def test_device_that_comes_back_ends_report(tmp_path, caplog):
-    """A device that comes back ends the report."""
     with make_fleet(tmp_path, grouped_data(6, 2), rounds=12, min_contributors=3, **ONE_SHOT, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 100)
         fleet.kill_device("dev-05")

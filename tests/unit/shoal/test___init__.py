@@ -37,7 +37,6 @@ def test_every_public_name_exists():
 
 
 def test_unknown_name_is_attribute_error():
-    """An unknown name is an attribute error."""
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = shoal.simulat
 

@@ -24,7 +24,6 @@ def wait_for(reached):
     ("devices", "error", "message"), [(1500, ConfigError, "1564 open files"), (70_000, UsageError, "65534")]
 )
 def test_fleet_that_is_too_large_is_refused(monkeypatch, devices, error, message):
-    """A fleet that is too large is refused."""
     monkeypatch.setattr(fleet_load, "raise_open_files", lambda: 1024)
     with pytest.raises(error, match=message):
         fleet_load._check_open_files(devices)

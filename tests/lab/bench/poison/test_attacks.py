@@ -46,7 +46,6 @@ def test_false_updates_are_multiplied(name, factor):
 
 @pytest.mark.parametrize(("name", "factor"), [("backdoor-2", 1.0), ("backdoor-cap-3", CAP)])
 def test_backdoors_length_is_in_median_norms(name, factor):
-    """A backdoors length is in median norms."""
     rows, given = uploads()
     usual = np.median(np.linalg.norm(rows[2:], axis=1))
     found = attacked(name, given)
@@ -65,7 +64,6 @@ def test_noise_has_the_updates_length():
 
 
 def test_little_is_computed_of_clear_updates():
-    """A little is computed of clear updates."""
     key = key_of("rotation", D)
     rows, given = uploads(key)
     expected = rows[2:].mean(0) - ALIE_DEVIATIONS * rows[2:].std(0)

@@ -18,7 +18,6 @@ ROWS = [
 
 
 def test_attack_a_line_and_a_rule_a_column():
-    """An attack a line and a rule a column."""
     lines = page.lines(ROWS)
     assert lines[0] == "**digits, fedavg**: 90.0 without the three"
     assert lines[2:7] == [

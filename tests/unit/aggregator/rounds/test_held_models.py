@@ -20,7 +20,6 @@ from tests.helpers.plans import ROUND_KEY
 
 
 def test_offers_are_states_of_planned_models():
-    """Offers are the states of the planned models."""
     held = rounds(2)
     assert offers_of(plan_of(held), held.states) == {0: StateId(0, 2)}
     shared = dataclasses.replace(plan_of(held), shared=ClusterModel(0))

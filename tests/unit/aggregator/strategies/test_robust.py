@@ -32,7 +32,6 @@ FLIPPED = [1.0] * 7 + [-1.0] * 3
 
 
 def test_honest_mean_has_bits_of_plain_one():
-    """An honest mean has the bits of the plain one."""
     updates = given([1.0] * 10)
     assert RobustMean(plan())(updates, "samples", 3.0).tobytes() == mean_update(updates, "samples", 3.0).tobytes()
 

@@ -24,7 +24,6 @@ def refusal(scene):
 
 
 def test_example_in_the_package_docstring(scene):
-    """The example in the package docstring."""
     packet = scene.packet("dev-1")
     assert len(packet.chunks) == 3
     scene.send(packet, [0, 2])
@@ -62,7 +61,6 @@ def test_a_copy_of_an_upload_changes_nothing(scene, steps):
     ("stored", "reason"), [(False, "another upload came before"), (True, "another upload was stored before")]
 )
 def test_second_upload_of_device_is_refused(scene, stored, reason):
-    """A second upload of a device is refused."""
     first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
     scene.send(first)
     if stored:
@@ -113,7 +111,6 @@ def test_round_closes_once_last_is_durable(scene):
 
 
 def test_upload_during_commit_is_in_the_next(scene):
-    """An upload during a commit is in the next."""
     first, second = scene.packet("dev-1"), scene.packet("dev-2")
     for packet in (first, second):
         scene.send(packet)
@@ -124,7 +121,6 @@ def test_upload_during_commit_is_in_the_next(scene):
 
 
 def test_deadline_waits_for_commit_under_way(scene):
-    """A deadline waits for the commit under way."""
     packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
     for packet in packets:
         scene.send(packet)

@@ -103,7 +103,6 @@ def test_another_signature_is_refused():
     ],
 )
 def test_header_that_does_not_fit_is_refused(changes, match):
-    """A header that does not fit is refused."""
     with pytest.raises(ShoalError, match=match):
         verify(*upload(**changes))
 
@@ -232,7 +231,6 @@ def statement(signer=DEVICE, **changes):
 
 
 def test_upload_has_statement_of_its_device():
-    """An upload has a statement of its device."""
     signed = statement()
     assert verify(*upload(statement=signed)).header.statement == signed
 

@@ -73,7 +73,6 @@ def test_other_version_is_no_forgery():
 
 
 def test_peek_checks_no_signature_but_form():
-    """A peek checks no signature but the form."""
     stranger = dataclasses.replace(CARD, role="aggregator")
     assert peek_document(bytes(SIGNATURE_BYTES) + encode(stranger), Card) == stranger
     with pytest.raises(WireError):

@@ -93,7 +93,6 @@ def test_diverging_second_training_is_left(shares):
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_spoilt_second_training_leaves_first(shares, forgets):
-    """A spoilt second training leaves the first."""
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Spoiling:
@@ -203,7 +202,6 @@ def test_epochs_on_top_never_raise_the_loss(shares, backend):
 
 
 def test_candidate_that_diverges_is_left_out(shares, caplog):
-    """A candidate that diverges is left out."""
     steps = 10 * -(-len(shares.train) // MINI.batch_size)
 
     class Diverging:

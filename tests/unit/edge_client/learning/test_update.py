@@ -221,7 +221,6 @@ def test_margins_are_clipped_and_rounded(context):
 
 
 def test_report_counts_on_test_share_alone(context):
-    """A report counts on the test share alone."""
     finished, upload, _ = do(context, assignment(3, 4, phase=Phase.SCORE, train=False, evaluate=True))
     best = (3, 4)[int(np.argmin(losses(context, (3, 4), Share.TRAIN)))]
     expected = context.backend.score(MODELS[best], context.shares.test.x, context.shares.test.y)

@@ -188,7 +188,6 @@ def mean_of(scene, models, **changes):
 
 
 def test_mean_under_another_mask_is_refused(scene, models):
-    """A mean under another mask is refused."""
     label, transfer, plain = mean_of(scene, models, key_id=b"k" * 16)
     with pytest.raises(KeyMismatchError):
         models["dev-1"].take(label, transfer, memoryview(plain))
@@ -242,7 +241,8 @@ def test_early_damaged_mean_is_refused_later(scene, models, end, error):
     assert device.arrived() == {ref.label: ref.transfer}
 
 
-def test_what_has_arrived_is_still_there_when_the_round_is_announced_again(scene, models):
+def test_what_has_arrived_stays(scene, models):
+    """What has arrived is still there when the round is announced again."""
     device = models["dev-1"]
     steps = to_round(scene, models, 1)
     announced = scene.announcement(2, steps=steps)

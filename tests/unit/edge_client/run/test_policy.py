@@ -120,7 +120,6 @@ def test_what_the_plan_allows_is_accepted(models):
     ],
 )
 def test_what_plan_does_not_allow_is_refused(changes, reason):
-    """What the plan does not allow is refused."""
     with pytest.raises(UntrustedError, match=reason):
         check_announcement(announcement(**changes), PLAN)
 
@@ -256,7 +255,6 @@ def test_the_norm_of_a_step_is_limited_by(announced, longest, model_norm, plan, 
 
 
 def test_limit_out_of_proportion_is_refused():
-    """A limit out of proportion is refused."""
     assert mean_limit(100.0, 0.1, 1.0, PLAN) == 10.0
     with pytest.raises(UntrustedError, match="means of norm up to 101"):
         mean_limit(101.0, 0.1, 1.0, PLAN)

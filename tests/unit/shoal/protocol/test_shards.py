@@ -59,7 +59,6 @@ def test_a_plan_with_workers():
 
 
 def test_digest_depends_on_order_of_parts():
-    """A digest depends on the order of the parts."""
     assert digest_over([bytes(32), b"\1" * 32]) != digest_over([b"\1" * 32, bytes(32)])
 
 
@@ -90,6 +89,5 @@ def test_without_workers_there_are_no_parts():
     ],
 )
 def test_job_that_makes_no_sense_is_refused(make, reason):
-    """A job that makes no sense is refused."""
     with pytest.raises(WireError, match=reason):
         make()

@@ -111,7 +111,6 @@ def staged(tmp_path_factory):
 
 
 def test_all_members_belong_to_owners_fleet(staged):
-    """All members belong to the owners fleet."""
     assert staged.devices == ("dev-00", "dev-01")
     aggregator = AggregatorMembership(staged.aggregator_dir)
     assert {m.name for m in aggregator.roster.devices} == {"dev-00", "dev-01"}

@@ -49,14 +49,12 @@ def expected(present, j, how):
 
 @pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
 def test_papers_normalisation_is_the_default(option, how):
-    """The papers normalisation is the default."""
     rounds = ifca(option=option, local=GRADIENT)
     rounds.step(answer)
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[1]), expected(DEVICES, 1, how), rtol=1e-5)
 
 
 def test_cluster_of_too_few_keeps_its_model():
-    """A cluster of too few keeps its model."""
     rounds = ifca(min_contributors=3)
     rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
     assert rounds.state.slots[0] == ClusterModel(0)

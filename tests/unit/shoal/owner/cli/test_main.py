@@ -161,7 +161,6 @@ def test_renew_prints_the_rosters_file(fleet, capsys):
 
 
 def test_directory_without_fleet_is_refused(tmp_path):
-    """A directory without a fleet is refused."""
     with pytest.raises(NotEnrolledError, match="holds no fleet"):
         main.show(tmp_path)
 
@@ -205,7 +204,6 @@ def test_impossible_run_is_refused_unsigned(sign, options, error, message):
 
 
 def test_run_under_expired_roster_is_refused(sign, fleet, monkeypatch):
-    """A run under an expired roster is refused."""
     monkeypatch.setattr(time, "time", lambda: fleet.roster.expires_at_s + 1.0)
     with pytest.raises(ConfigError, match="no device would follow the run"):
         sign(min_contributors=1)

@@ -122,7 +122,6 @@ def test_start_names_unable_devices(fleet, call, monkeypatch):
 
 
 def test_start_writes_file_to_carry_with_out(fleet, call, tmp_path):
-    """Start writes the file to carry with out."""
     told = call("start", "--run", 1, "--out", tmp_path / "carried.run")
     assert told.out == f"{tmp_path / 'carried.run'}\n"
     assert "put this file into the aggregator's runs directory" in told.err
@@ -131,7 +130,6 @@ def test_start_writes_file_to_carry_with_out(fleet, call, tmp_path):
 
 
 def test_run_that_can_not_be_sent_is_stored(call, monkeypatch):
-    """A run that can't be sent is stored."""
 
     def ask(*_arguments, **_parts):
         raise BrokerUnreachableError("no broker", hint="start it")

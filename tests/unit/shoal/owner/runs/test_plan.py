@@ -91,7 +91,6 @@ def test_training_defaults_to_the_tasks(fleet):
 
 
 def test_run_needs_aggregator_and_a_device(tmp_path):
-    """A run needs an aggregator and a device."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
     for add in (
         lambda: empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE)),

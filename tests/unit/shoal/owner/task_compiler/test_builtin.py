@@ -159,7 +159,6 @@ other = 3
 
 
 def test_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
-    """A packages task is built by its name."""
     install(tmp_path, monkeypatch, TASKS_GROUP, {"wide": "wide", "broken": "broken", "other": "other"}, TASKS)
     made = build("wide", inputs=7)
     assert (made.model.in_features, made.kind, made.hyper) == (7, "classification", LocalTraining(lr=0.5))

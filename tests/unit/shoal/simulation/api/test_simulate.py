@@ -234,7 +234,6 @@ def test_a_sequence_model_learns():
     ids=["one layer", "two layers", "two targets"],
 )
 def test_regression_has_loss_and_no_accuracy(model, shape):
-    """Regression has a loss and no accuracy."""
     result = shoal.simulate(
         model, targets(shape=shape), strategy="fedavg", rounds=40, task="regression", local={"lr": 0.05}
     )
@@ -421,7 +420,6 @@ def test_false_targets_harm_nobody_else(strategy):
 
 
 def test_training_of_all_devices_diverges():
-    """The training of all devices diverges."""
     with pytest.raises(TaskError, match="training diverged") as caught:
         shoal.simulate(
             nn.Linear(5, 1), targets(), strategy="fedavg", task="regression", local={"lr": 1e6, "epochs": 10}

@@ -51,7 +51,6 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize(("algorithm", "mask"), [(a, mask) for a in CASES for mask in ("none", "permutation")])
 def test_stopped_run_goes_on_to_same_bits(algorithm, mask, tmp_path, monkeypatch):
-    """A stopped run goes on to the same bits."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"
     whole = run(algorithm, 8, mask=mask)

@@ -140,7 +140,6 @@ def test_single_process_within_ranks(monkeypatch):
 
 
 def test_rounded_updates_need_single_process():
-    """Rounded updates need a single process."""
     token = ranks._RANKS.set(Ranks(0, 2))
     try:
         with pytest.raises(ConfigError, match="several ranks share no private values, no residuals"):

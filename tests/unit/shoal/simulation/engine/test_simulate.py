@@ -355,6 +355,5 @@ def draw(fleet, plan):
 
 @pytest.mark.parametrize("setting", ["restarts", "restart_rounds"])
 def test_setting_that_is_no_number_is_named(setting):
-    """A setting that is no number is named."""
     with pytest.raises(ConfigError, match=f"setting {setting} is a whole number"):
         run(settings={"k": "2", setting: "many"})
