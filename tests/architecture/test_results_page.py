@@ -30,7 +30,8 @@ def test_page_of_wild_fleets_has_its_tables():
         assert shown == made(results), "run python -m shoal_lab.experiments.wild.page --write"
 
 
-def test_researchers_page_compares_peers():
+def test_page_for_researchers_has_the_race():
+    """The page for researchers has the figures of the race."""
     (race,) = record.read_lines(table.RESULTS / "race.jsonl")
     rows = race["data"]["rows"]
     page = (table.RESULTS.parent / "docs" / "researcher" / "simulate.md").read_text()

@@ -179,6 +179,8 @@ def test_imports_are_declared(parts, extras):
         declared += ["amqtt"]  # the embedded broker: looked for before it is used
     if "shoal/simulation" in parts:
         declared += ["mlflow"]  # a writer's, which says what to install
+    if parts == (LAB,):
+        declared += ["pfl", "flwr"]  # peers of the race, each in an environment of its own
     names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
     imported = set()
     for path in (path for part in parts for path in modules_of(part)):

@@ -255,3 +255,38 @@ def bench_links(
         progress=note,
     )
     return Report(found, links.words)
+
+
+@_bench
+def bench_race(
+    task: Annotated[
+        list[str] | None, typer.Option(help="mlp, logistic or cnn; may be given again. All by default.")
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="shoal, torch, pfl-research or flower; may be given again. All by default."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that count, after one to warm up.", min=2)] = 12,
+    install: Annotated[
+        bool, typer.Option("--install", help="Install peers that are missing, about 1 GB each, below the cache folder.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the devices' samples and the starting models.", min=0)] = 0,
+    data_dir: DataDir = None,
+) -> Report:
+    """Compare CPU seconds a round with plain torch, pfl-research and Flower's simulation, on the same work and one core.
+
+    100 devices with 200 samples of MNIST train an epoch a round. The systems take turns, and their accuracies are compared. Peers
+    have environments of their own; those that are not installed are skipped.
+    """
+    from shoal_lab.bench.race import benchmark
+
+    found = benchmark.measure(
+        tasks=task or (),
+        systems=system or (),
+        rounds=rounds,
+        install=install,
+        data_dir=data_dir,
+        seed=seed,
+        progress=note,
+    )
+    return Report(found, benchmark.words)

@@ -14,7 +14,7 @@ from shoal_lab.bench.load import measurement, soak
 
 from shoal.errors import ShoalError
 
-COMMANDS = {"round", "start", "load", "soak", "numerics", "privacy", "poison", "links"}
+COMMANDS = {"round", "start", "load", "soak", "numerics", "privacy", "poison", "links", "race"}
 APP = typer.main.get_command(cli.app)
 
 
@@ -57,6 +57,9 @@ def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words
         (("load", "--devices", "1", "--prepared", "--churn", "0.1"), "no devices that could leave"),
         (("soak", "--plot", "/none/x.svg"), "/none for the figure"),
         (("round", "--broker", "emqx"), "no broker 'emqx'"),
+        (("race", "--task", "lstm"), "no task 'lstm'"),
+        (("race", "--system", "fedml"), "no system 'fedml'"),
+        (("race", "--system", "torch"), "times are compared with Shoal's"),
         (("poison", "--attack", "x"), "no attack 'x'"),
         (("poison", "--rule", "krum"), "no rule 'krum'"),
         (("poison", "--data", "letters"), "no data 'letters'"),

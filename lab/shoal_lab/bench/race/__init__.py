@@ -1,0 +1,12 @@
+"""Shoal's simulator against plain torch, pfl-research and Flower on the same work, `shoal bench race`.
+
+- `tasks` defines the work and writes it to a file: data, starting models and recipes, which all systems read.
+- `systems` has one program for each system. It runs in a process of its own, in an environment of its own for pfl-research and
+  Flower, and trains a round on request, so that the systems take turns and other load on the machine slows all alike.
+- `turns` is the conversation between such a program and `benchmark`, which starts them, measures, and compares.
+- `environments` makes the peers' environments below the cache folder, if asked.
+
+The programs import nothing of Shoal but `turns` and `tasks`, which need numpy alone; only that of Shoal's own simulator does.
+
+Example: ``shoal bench race --task mlp --install --json`` prints CPU seconds a round of all four systems.
+"""

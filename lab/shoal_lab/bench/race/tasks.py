@@ -1,0 +1,68 @@
+"""The work of the race: 100 devices with 200 samples of MNIST, an epoch of local training a round, and three models.
+
+The file of a task holds data, starting model and recipe, so that every system does the same work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+DEVICES: Final = 100
+SAMPLES: Final = 200
+"""Training samples of a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model and its local training: plain SGD, one epoch a round.
+
+    Attributes:
+        name: "mlp", 784-200-10; "logistic", softmax regression; "cnn", two convolutions of 5x5 with pooling, and 120, 84 and 10
+            units.
+        batch: samples of a step.
+        lr: step size.
+    """
+
+    name: str
+    batch: int
+    lr: float = 0.1
+
+
+TASKS: Final[Mapping[str, Task]] = {
+    task.name: task for task in (Task("mlp", 10), Task("logistic", 10), Task("cnn", 20, 0.3))
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A task's data and starting model.
+
+    Attributes:
+        task: the task.
+        x: shape (DEVICES, SAMPLES, 784), float32 in [0, 1]; y: shape (DEVICES, SAMPLES), int64.
+        x_test: shape (n, 784), float32; y_test: shape (n,), int64.
+        theta: the starting model's parameters one after another in torch's order, shape (d,), float32.
+    """
+
+    task: Task
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[np.int64]
+    theta: NDArray[np.float32]
+
+    def save(self, path: Path) -> None:
+        """Write everything but the task to a file of numpy's, without pickle."""
+        np.savez(path, x=self.x, y=self.y, x_test=self.x_test, y_test=self.y_test, theta=self.theta)
+
+    @classmethod
+    def load(cls, path: Path, task: str) -> Work:
+        """Return what `save` wrote, in memory of its own."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(task=TASKS[task], **{name: file[name] for name in ("x", "y", "x_test", "y_test", "theta")})
