@@ -163,6 +163,16 @@ def test_number_that_is_not_here_is_unknown(desk):
         assert desk.refused(action, run=4, **parts).outcome is Outcome.UNKNOWN
 
 
+def test_list_has_every_run(desk):
+    """The list has every run and names obstacles."""
+    desk.place.finish(desk.place.sign())
+    begun = desk.place.sign()
+    desk.place.sign(run=begun.run)  # another run of a number that was begun
+    listed = desk.ask(RequestAction.LIST).runs
+    assert [(e.run, e.phase) for e in listed] == [(1, "finished"), (2, QUEUED)]
+    assert all(e.stored_at_s for e in listed)
+
+
 def test_status_reports_the_next_run(desk):
     """Status reports the next run and refreshes the facts first."""
     desk.place.finish(desk.place.sign())

@@ -23,6 +23,13 @@ def device(tmp_path):
     return SimpleNamespace(directory=tmp_path)
 
 
+def test_births_grow_when_clock_goes_back(device, monkeypatch):
+    first = next_birth(device)
+    monkeypatch.setattr(time, "time_ns", lambda: 5)
+    assert next_birth(device) == first + 1
+    assert next_birth(device) == first + 2
+
+
 @pytest.mark.parametrize("junk", [b"", b"abc", b"\xff\xfe", b"-5", b"1e9", b"9" * 40, b"9" * 5000, b"12\n13"])
 def test_damaged_number_is_the_clocks(device, caplog, junk):
     """A damaged number is replaced by the clocks."""

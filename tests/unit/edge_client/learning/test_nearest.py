@@ -51,3 +51,12 @@ def test_highest_cosine_is_chosen(length):
     end = {m: np.zeros(length, np.float32) for m in (0, 1, 2)}
     end[1][-1], end[2][-1] = -1, 1
     assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
+
+
+def test_unmoved_model_has_cosine_0():
+    """A model that equals the start has cosine 0 and ties go to the smallest id."""
+    models = {m: np.array([0, m % 2], np.float32) for m in range(6)}
+    up, down = np.array([0, 1], np.float32), np.array([0, -1], np.float32)
+    assert nearest_direction(0, up, (2, 3, 5), models) == 3
+    assert nearest_direction(0, down, (3, 2, 4), models) == 2
+    assert nearest_direction(0, np.zeros(2, np.float32), (5, 3), models) == 3

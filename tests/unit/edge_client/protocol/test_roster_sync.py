@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
-from edge_client.protocol.session_io import Log, Resubscribe, Subscribe, Unsubscribe
+from edge_client.protocol.session_io import ApplyRosterChange, Log, Resubscribe, Subscribe, Unsubscribe
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.topics import TopicKind
 from tests.helpers.sessions import FACTS
@@ -42,6 +42,15 @@ def at(now_s=0.0, **roster):
 def test_only_changes_at_the_start():
     """Only changes are subscribed at the start."""
     assert RosterSync().started()[1] == (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE))
+
+
+def test_change_in_force_is_applied():
+    """A change of the roster in force is applied."""
+    following = change(HELD + 1, after=HELD)
+    state, done = RosterSync().changed(following, at())
+    assert done == (ApplyRosterChange(following),)
+    state, done = state.taken(following, at(sequence=HELD + 1))
+    assert (state, done) == (RosterSync(), ())
 
 
 def test_impossible_change_asks_for_whole():

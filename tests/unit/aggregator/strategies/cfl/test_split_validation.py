@@ -18,6 +18,7 @@ from aggregator.strategies.cfl.split_validation import (
     refusal,
 )
 from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.cfl.strategy import MAX_EXTENSIONS
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import contribution
 from tests.helpers.quadratics import (
@@ -119,6 +120,14 @@ def test_clear_cut_gets_time(monkeypatch):
     assert first.round == rounds.events[0].round + 3 + 3 * 6, (
         "four looks, each after two rounds of training and the one to compare, and as many of the control before all but one"
     )
+
+
+def test_extensions_are_bounded(monkeypatch):
+    monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, SlowGain(rounds), most=6 * (MAX_EXTENSIONS + 1))
+    opened, refused = (next(e.round for e in rounds.events if e.kind == k) for k in ("trial-opened", "split-refused"))
+    assert refused == opened + 3 + 6 * MAX_EXTENSIONS
 
 
 def test_control_of_a_trial_trains_by_itself(monkeypatch):
