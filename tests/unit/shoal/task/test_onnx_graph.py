@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnx
 import pytest
@@ -125,14 +123,12 @@ def test_damage_raises_only_task_errors():
     assert refused > 400
 
 
-@pytest.mark.slow
-def test_many_tiny_fields_hit_budget_quickly():
-    opset = encode_bytes(8, b"\x10\x14")
-    bomb = opset + encode_bytes(7, b"\x10\x00" * 3_000_000)  # field 2 of a graph, over and over
-    start = time.process_time()
-    with pytest.raises(TaskError, match="protobuf fields"):
+def test_many_tiny_fields_hit_the_budget(monkeypatch):
+    """As many as a graph may have take about two seconds, so fewer do here."""
+    monkeypatch.setattr(onnx_wire, "MAX_FIELDS", 1000)
+    bomb = encode_bytes(8, b"\x10\x14") + encode_bytes(7, b"\x10\x00" * 1000)  # field 2 of a graph, over and over
+    with pytest.raises(TaskError, match="more than 1000 protobuf fields"):
         check_graph(bomb, "g")
-    assert time.process_time() - start < 15
 
 
 @pytest.mark.parametrize(
