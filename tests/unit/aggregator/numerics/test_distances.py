@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.numerics import distances
-from aggregator.numerics.backend import NumpyBackend
 from aggregator.numerics.distances import squared_distances
 from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
@@ -37,13 +35,6 @@ def test_long_close_vectors_do_not_cancel() -> None:
     np.testing.assert_array_equal(squared_distances(rows, centres).argmin(axis=1), [0, 1, 2, 2, 0])
 
 
-def test_one_centre_and_one_update() -> None:
-    """|(3, 4) - (0, 0)|^2 = 25."""
-    update, centre = np.array([[3.0, 4.0]], np.float32), np.zeros((1, 2), np.float32)
-    np.testing.assert_array_equal(squared_distances(update, centre), [[25.0]])
-    np.testing.assert_array_equal(squared_distances(update, update), [[0.0]])
-
-
 def test_distances_refuse_what_has_no_answer() -> None:
     bad = ROWS[:3].copy()
     bad[1, 0] = np.inf
@@ -67,19 +58,3 @@ def test_equal_vectors_are_not_negative() -> None:
     found = squared_distances(ROWS[:5, :300], ROWS[:5, :300])
     assert found.min() == 0.0
     np.testing.assert_allclose(np.diagonal(found), 0.0, atol=1e-3)
-
-
-def test_many_updates_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be on disk, and a copy of all of them may not fit in memory."""
-    rows, centres = ROWS[:, :100], ROWS[:3, :100]
-    expected = squared_distances(rows, centres)
-    heights = []
-
-    class Watched(NumpyBackend):
-        def products(self, updates: np.ndarray, others: np.ndarray) -> np.ndarray:
-            heights.append(len(updates))
-            return super().products(updates, others)
-
-    monkeypatch.setattr(distances, "BUFFER_BYTES", 4 * 100 * 10)
-    np.testing.assert_allclose(squared_distances(rows, centres, backend=Watched()), expected, rtol=1e-6)
-    assert heights == [10, 10, 3]

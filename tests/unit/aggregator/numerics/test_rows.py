@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from aggregator.numerics.rows import (
     chunk_pairs,
     chunk_width,
     column_chunks,
-    read_once,
 )
 
 WIDE = np.random.default_rng(5).standard_normal((7, 2 * CHUNK_COLUMNS + 333), dtype=np.float32)
@@ -166,18 +164,3 @@ def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy
 
 
 # ---------------------------------------------------------------------------------------------------------- pages
-
-
-def test_few_columns_hold_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of few columns holds fewer bytes."""
-    monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
-    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
-
-    def drops(columns: int | None) -> int:
-        pages, rows = mapped(tmp_path / "a", 8, 16)
-        readers: Iterator[NDArray[np.float32]] = read_once(rows, columns)
-        for _ in readers:
-            pass
-        return pages.drops
-
-    assert (drops(16), drops(8)) == (3, 2)

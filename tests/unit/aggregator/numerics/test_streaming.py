@@ -41,17 +41,6 @@ def test_any_number_of_rows(count: int) -> None:
     np.testing.assert_allclose(stream.result(), wide @ wide.T, atol=TOLERANCE)
 
 
-def test_rows_follow_after_a_result() -> None:
-    stream = StreamingGram(D, N)
-    for row in ROWS[:5]:
-        stream.add(row)
-    first = stream.result()
-    for row in ROWS[5:]:
-        stream.add(row)
-    np.testing.assert_allclose(stream.result(), gram(ROWS), atol=TOLERANCE)
-    np.testing.assert_array_equal(stream.result()[:5, :5], first)
-
-
 def test_rows_on_the_disk(tmp_path: Path) -> None:
     """As memory maps that the caller made, and copied into a memory map."""
     ROWS.tofile(tmp_path / "given.f32")

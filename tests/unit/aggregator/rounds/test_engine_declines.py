@@ -19,17 +19,6 @@ def decline(engine, state, *devices, reason=DeclineReason.DATA, nonce=None):
     return state, actions
 
 
-def test_closes_when_all_others_answered():
-    """The round closes as soon as all others have answered."""
-    engine, state = opened()
-    state, actions = decline(engine, state, "dev-4")
-    assert actions == ()
-    state, actions = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-5")
-    assert kinds(actions) == ["RoundClosed", "OpenRound"]
-    record = actions[0].record
-    assert (record.contributed, record.missing, record.declined) == (4, ("dev-4",), {"dev-4": "data"})
-
-
 @pytest.mark.parametrize(("least", "closes"), [(2, True), (3, False)])
 @pytest.mark.parametrize("reason", [DeclineReason.DATA, DeclineReason.TASK, DeclineReason.METERED])
 def test_quorum_is_of_those_that_can(reason, least, closes):
@@ -111,10 +100,3 @@ def test_the_log_names_each_of_them_once(caplog):
         "data do not fit the task: dev-5",
         "data do not fit the task: dev-4, dev-5",
     ]
-
-
-@pytest.mark.parametrize("reason", list(DeclineReason))
-def test_every_obstacle_has_words(reason):
-    engine, state = opened()
-    state, _ = decline(engine, state, "dev-1", reason=reason)
-    assert waiting_for(state).endswith(": dev-1")

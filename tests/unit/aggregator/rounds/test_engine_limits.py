@@ -60,18 +60,6 @@ def test_level_outlives_a_restart():
     assert mean_of(first).tobytes() == mean_of(second).tobytes()
 
 
-def test_refused_upload_is_in_no_quorum():
-    """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
-    engine, state = opened(quorum=0.9)
-    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
-    for device in DEVICES[:-1]:
-        upload, body = upload_of(engine, state, device)
-        state, _ = engine.handle(state, stored(upload, body))
-    assert state.round == 1
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    assert state.round == 2
-
-
 def test_refused_and_revoked_counts_once():
     """Of 4 devices that remain, all must answer with a quorum of .8."""
     engine, state = opened(quorum=0.8)

@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, WentOffline
+from aggregator.rounds.engine import CameOnline, Declined, Engine, Left, WentOffline
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import DeclineReason, Phase
@@ -140,18 +140,6 @@ def test_storm_while_a_round_is_open(compare):
     compare(measured)
 
 
-def test_a_storm_while_the_run_gathers(compare):
-    def measured(count):
-        engine, state, devices = begun(count)
-        cost = Cost()
-        for device in devices[:-1]:
-            state = cost.feed(engine, state, CameOnline(device))
-            state = cost.feed(engine, state, WentOffline(device))
-        return cost
-
-    compare(measured)
-
-
 def test_devices_decline_and_are_revoked(compare):
     """Devices that decline and are revoked."""
 
@@ -163,22 +151,6 @@ def test_devices_decline_and_are_revoked(compare):
             state = cost.feed(engine, state, Declined(device, nonce, DeclineReason.DATA))
         for device in devices[count // 2 : -1]:
             state = cost.feed(engine, state, Left(device))
-        return cost
-
-    compare(measured)
-
-
-def test_presences_after_a_declined_deadline(compare):
-    """Presences after the deadline of a round that all have declined."""
-
-    def measured(count):
-        engine, state, devices = opened(count)
-        for device in devices:
-            state, _ = engine.handle(state, Declined(device, engine.nonce(1), DeclineReason.DATA))
-        state, _ = engine.handle(state, DeadlinePassed(1))
-        cost = Cost()
-        for device in devices:
-            state = cost.feed(engine, state, CameOnline(device))
         return cost
 
     compare(measured)

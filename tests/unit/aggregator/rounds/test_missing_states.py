@@ -68,18 +68,6 @@ def test_checkpoint_every_ten_rounds():
         assert max(map(found.count, NAMES)) < 20
 
 
-def test_checkpoint_after_a_device_has_left():
-    """A checkpoint is ordered once after a device has left and each time if few remain."""
-    held = rounds(2)
-    there = NAMES[:4]
-    assert list(seals(held, devices=there).values()) == [(0,)]
-    held = rounds(1, held=held, devices=there, seal=lambda _: "dev-1")
-    assert seals(held, devices=there) == {}
-    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
-    held = rounds(1, held=held, devices=NAMES[:2], seal=lambda _: "dev-1")
-    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
-
-
 def short(held, plan=None, available=("dev-1", "dev-2", "dev-3"), least=3):
     offers = {0: max(s for s in held.states.names.values() if s.model == 0)}
     plan = plan or RoundPlan(held.closed + 1, {}, dict.fromkeys(available, TRAIN))

@@ -47,19 +47,6 @@ def test_pause_completes_the_round():
     assert (state.round, state.deadline_passed) == (2, False)
 
 
-def test_resumed_run_gathers_for_a_deadline():
-    """A run that is resumed with too few devices gathers for a whole deadline."""
-    engine, state = opened(rounds=3)
-    state, _ = order(engine, state, Order.PAUSE)
-    state, _ = give(engine, state, *DEVICES)
-    for device in DEVICES:
-        state, _ = engine.handle(state, WentOffline(device))
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    state, actions = order(engine, state, Order.GO)
-    assert (kinds(actions), state.deadline_passed) == (["Gather"], False)
-    assert order(engine, state, Order.GO)[1] == ()
-
-
 def test_stop_ends_with_a_final_round():
     """A stopped run closes its round and ends with a final one."""
     engine, state = opened(rounds=9)

@@ -127,21 +127,6 @@ def test_models_are_sums_of_all_means(case):
     assert [(e.round, e.kind) for e in summed.events] == [(e.round, e.kind) for e in relayed.events]
 
 
-def test_cases_cover_all_changes():
-    """The cases cover splits refusals merges and restarts."""
-    kinds = {}
-    for case in CASES:
-        fleet = Fleet(case, relayed=True)
-        for _ in range(14):
-            fleet.step()
-        kinds[case] = {e.kind for e in fleet.events}
-    assert "split" in kinds["alg-5"] & kinds["trials"]
-    assert "split-refused" in kinds["refused"]
-    assert "merge" in kinds["merged"]
-    assert "start-kept" in kinds["restarts"]
-    assert "clustered" in kinds["one-shot"]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_masked_outlives_a_round(case):
     fleet = Fleet(case, relayed=True)

@@ -55,17 +55,6 @@ def test_reported_once_after_three_rounds():
     assert (still.cluster, still.devices, still.rounds) == (0, 2, 8)
 
 
-def test_end_is_reported_once():
-    """The end is reported once and a second standstill again."""
-    rounds = [facts(r, FIVE[:2]) for r in range(1, 6)]
-    rounds += [facts(r, FIVE, version=r) for r in range(6, 9)]
-    rounds += [facts(r, FIVE[:2], version=8) for r in range(9, 13)]
-    state, events = run(rounds)
-    assert [(e.round, e.kind) for e in events] == [(3, STANDS_STILL), (6, MOVES_AGAIN), (11, STANDS_STILL)]
-    assert events[1].detail == {"cluster": 0, "rounds": 5}
-    assert state.told == (0,)
-
-
 def test_deserted_cluster_is_reported():
     """A cluster that nobody is in any more is reported as that."""
     rounds = [facts(r, FIVE[:2]) for r in range(1, 5)]
@@ -88,13 +77,6 @@ def test_too_few_members():
     assert reason == "it has 2 devices, and a mean takes 3"
     assert "--min-contributors of 2" in hint
     assert "more devices like these" in hint
-
-
-def test_too_few_members_online():
-    reason, hint = reason_of(there=FIVE[:2], asked=FIVE[:2])
-    assert reason == "2 of its 5 devices are online, and a mean takes 3"
-    assert "start dev-2, dev-3, dev-4 again" in hint
-    assert "--min-contributors to 2" in hint
 
 
 def test_all_members_offline():
@@ -120,14 +102,6 @@ def test_enough_participation_is_kept():
     """A participation that would draw enough is not told to rise."""
     _, hint = reason_of(asked={"other": TRAIN}, participation=0.8)
     assert hint == "wait for its turn"
-
-
-def test_too_few_although_all_are_drawn():
-    """Too few with an assignment though all are drawn."""
-    reason, hint = reason_of(asked=FIVE[:2])
-    assert reason.startswith("2 of its 5 devices online had an assignment")
-    assert "until dev-2, dev-3, dev-4 have a checkpoint" in hint
-    assert "--min-contributors to 2" in hint
 
 
 def test_too_few_uploads_name_devices():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+from aggregator.persistent import PersistentList, PersistentSet
 from aggregator.rounds.closing import Watched
 from aggregator.rounds.duplicates_and_limits import MAX_FIGURE
 from aggregator.rounds.held_models import HeldModels
@@ -27,7 +27,6 @@ from tests.helpers.plans import contribution, run_plan
 FLEET = ("a", "b", "c", "d")
 DATA, UPLOAD, KEYS, STATE = DeclineReason.DATA, DeclineReason.UPLOAD, DeclineReason.KEYS, DeclineReason.STATE
 MOST = (1 << 32) - 1
-OUTCOME = Outcome(clusters={"a": 0, "b": 0})
 
 
 def fleet(online=FLEET, **changes):
@@ -59,24 +58,6 @@ def counts(state):
 
 
 # --------------------------------------------------------------------------------------------------- a round opens
-
-
-def test_opened_round_forgets_answers():
-    """An opened round forgets the answers of the one before."""
-    before = fleet(
-        received=PersistentMap({"a": (Phase.TRAIN, b"")}),
-        contributions=PersistentList([contribution("a")]),
-        declined=PersistentMap({"b": DATA}),
-        refused=PersistentSet("c"),
-        unfit=PersistentSet("d"),
-        deadline_passed=True,
-    )
-    state = opened(before, plan_for("a", "b"))
-    assert state.round == 7
-    assert not any((state.received, state.contributions, state.declined, state.deadline_passed))
-    assert not any((state.refused, state.unfit))
-    assert state.waiting == ("a", "b")
-    assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
 
 
 def test_absent_or_revoked_are_not_awaited():
@@ -189,14 +170,6 @@ def test_the_record_of_a_round():
         {"round": 7, "kind": "model_went_back", "model": 0, "to": 2},
         {"round": 7, "kind": "split", "cluster": 0},
     )
-
-
-def test_left_out_updates_have_no_loss():
-    """Updates left out because of their norm have no part in the loss."""
-    updates = [contribution("a", loss=1.0), contribution("b", loss=1e9, norm=99.0)]
-    state = asking("a", "b", contributions=PersistentList(updates))
-    record = record_of(state, state.plan, OUTCOME, {"b": 99.0})
-    assert (record.loss, record.refused_norm, record.contributed) == (1.0, {"b": 99.0}, 2)
 
 
 def test_metadata_name_what_a_restart_needs():

@@ -103,21 +103,6 @@ def test_files_are_private_one_a_state(directory):
     assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
 
 
-def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
-    """The file of a state whose commit failed is removed by the next one."""
-    store = started(directory)
-    states, _ = store.load()
-    made = states.apply(step(1, recipe(0, 1, (0, 0), mean=1.0)), {0: MEAN}, take(store, 1))
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "_write_index", lambda *_: (_ for _ in ()).throw(ConfigError("the disk is full")))
-        with pytest.raises(ConfigError, match="full"):
-            store.commit(made.keep({StateId(0, 1), StateId(1, 0)}), applied=1)
-    assert len(files(directory)) == 4
-    store.commit(states, applied=0)
-    assert len(files(directory)) == 3
-    assert same(StateStore.open(directory).load()[0], states)
-
-
 def test_transcript_outlives_a_restart(directory):
     """The transcript comes back after a restart and a refused run stays refused."""
     store = started(directory)
@@ -465,24 +450,6 @@ def test_cut_in_first_start_or_renewal(tmp_path):
         assert take(again, 2).key_version == again.key_version
         cuts += 1
     assert again.key_version == 2
-
-
-def test_states_are_written_before_the_index(directory):
-    """New states are on the disk before the index names them and old ones go afterwards."""
-    store = started(directory)
-    close(store, 1)
-    take(store, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        log = CutAt(patch, 10**6).log
-        close(store, 2)
-    kinds = ["index" if name == "replace" and entry[1].endswith(INDEX_FILE) else name for name, *entry in log]
-    at = kinds.index("index")
-    assert kinds[:at].count("replace") == 1
-    assert kinds[: kinds.index("replace")].count("fdatasync") == 1
-    assert "fsync" not in kinds[:at]  # one sync of the folder makes both names durable
-    assert "unlink" not in kinds[:at]
-    assert kinds[at + 1] == "fsync"
-    assert kinds.count("unlink") == 1
 
 
 def test_full_disk_leaves_all_as_it_was(directory, monkeypatch):

@@ -51,18 +51,6 @@ def test_missing_models_are_requested_once(lookout):
     assert lookout.take() == list(MODELS)
 
 
-def test_requests_are_rare_meanwhile(lookout):
-    """Requests do not stop, since the messages that arrive may not be the missing ones."""
-    looks = []
-    lookout.tick(0.0, MODELS)
-    for second in range(1, 500):
-        lookout.heard(float(second))
-        lookout.tick(second + 0.9, MODELS)
-        if lookout.take():
-            looks.append(second)
-    assert looks == [120, 241, 362, 483]
-
-
 def test_requests_get_rarer(lookout):
     """The broker may have lost the announcement too."""
     looks, asked = [], []

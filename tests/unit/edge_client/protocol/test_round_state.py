@@ -130,18 +130,6 @@ def test_refused_uploads_residual_is_wasted():
     assert later.wasted == ID
 
 
-def test_refused_upload_is_offered_again():
-    """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
-    state, _ = after(*SENDING, control(Action.REFUSED))
-    state, actions = step(state, Announced(announcement()))
-    assert (state.stage, state.done, actions) == (Stage.SENDING, False, (REMIND, SetTimer(2 * limits.REMIND_BASE_S)))
-    state, _ = step(state, control(Action.ACK))
-    assert step(state, Announced(announcement()))[1] == ()
-    refused, _ = after(*SENDING, control(Action.REFUSED), Announced(announcement(2)))
-    assert refused.stage is Stage.FETCHING
-    assert not refused.refused
-
-
 def test_answer_to_another_upload_is_nothing():
     """An answer to another upload means nothing."""
     state, _ = after(*SENDING)
@@ -208,22 +196,6 @@ def test_final_answer_outlives_a_restart():
     assert step(state, Announced(FINAL)) == (state, ())
 
 
-def test_lost_final_model_is_worked_for():
-    """A final upload whose model is lost is worked for again."""
-    sent = (1, 6, b"\6" * 16)
-    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
-    for answered in (False, True):
-        before = RoundState(0, mark, transfer=ID, sent=sent, answered=answered)
-        state, _ = step(before, Planned(PLAN, lost=True))
-        state, actions = step(state, Announced(FINAL))
-        assert actions == (Locate(FINAL, REPORT),)
-        state, actions = step(state, Located(b"\6" * 16, {}))
-        assert actions == (Follow(()), Work(FINAL, REPORT))
-        state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
-        assert actions[0] == Send(ID)
-        assert not state.answered
-
-
 SITS_OUT = (NO_ASSIGNMENT, NO_ASSIGNMENT)
 ROUNDS = (
     announcement(),
@@ -288,20 +260,6 @@ def test_round_waits_for_located_transfers():
     assert (state.stage, actions) == (Stage.FETCHING, (Follow(("mean",)),))
     assert step(state, ModelArrived("mean", b"an earlier mean's"))[0].stage is Stage.FETCHING
     assert step(state, ModelArrived("mean", ID))[1] == (Work(ROUNDS[0], TRAIN),)
-
-
-def test_only_arrived_transfers_count_again():
-    """One that an earlier round used is gone from memory."""
-    state, _ = after()
-    for announced in (ROUNDS[0], ROUNDS[2]):
-        state, _ = step(state, Announced(announced))
-        state, actions = step(state, Located(state.mark.nonce, {"mean": ID}, ahead=("next",)))
-        assert (state.stage, actions[0]) == (Stage.FETCHING, Follow(("mean", "next")))
-        state, actions = step(state, ModelArrived("mean", ID))
-        assert (state.stage, len(actions)) == (Stage.WORKING, 1)
-    state, _ = step(after()[0], Announced(ROUNDS[0]))
-    _, actions = step(state, Located(state.mark.nonce, {"mean": ID}, arrived={"mean": ID}))
-    assert actions == (Follow(("mean",)), Work(ROUNDS[0], TRAIN))
 
 
 def test_unreachable_states_skip_the_round():

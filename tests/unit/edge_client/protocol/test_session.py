@@ -199,19 +199,6 @@ def test_control_for_another_is_refused(message):
 # ----------------------------------------------------------------------------------------------- uploads and reminders
 
 
-@pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
-def test_reminder_is_due_within_the_pause(jitter, share):
-    """A reminder is due between half and all of the pause."""
-    driver = working().at(100.0, jitter=jitter)
-    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
-    pause_s = (driver.session.remind_at_s - 100.0) / share
-    assert pause_s == pytest.approx(2 * limits.REMIND_BASE_S)
-    assert driver.tick(driver.session.remind_at_s - 0.001) == ()
-    (reminder,) = driver.tick(driver.session.remind_at_s)
-    assert reminder == io.SendReminder(TRANSFER, PLAN.run_id, 0)
-    assert driver.tick(driver.facts.now_s + 0.001) == ()
-
-
 def test_a_busy_link_puts_the_reminder_off():
     driver = sending().at(jitter=0.5)
     due_s = driver.session.remind_at_s
@@ -366,18 +353,6 @@ def test_any_interleaving_keeps_the_rules(names):
 
 def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
     return Notice(fleet=fleet, sequence=sequence, sent_at_s=1000, run=1, run_id=b"r" * 16, order=order, choice=choice)
-
-
-def test_order_is_known_until_another_comes():
-    """An order of the owner is known until another comes."""
-    driver = following()
-    assert driver.session.order == ""
-    done = driver.hear(channels.NOTICE, notice())
-    assert [a.text for a in done if isinstance(a, io.Log)] == ["run 1 is paused by the owner"]
-    assert io.PublishStatus() in done
-    assert driver.session.summary()["order"] == "run 1 is paused by the owner"
-    driver.hear(channels.NOTICE, notice(RunOrder.NONE, sequence=6))
-    assert driver.session.order == ""
 
 
 def test_repeated_notice_has_no_effect():

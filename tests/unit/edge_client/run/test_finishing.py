@@ -7,7 +7,6 @@ import pytest
 
 from edge_client.learning.finish import finish
 from edge_client.learning.worker import InlineWorker
-from edge_client.protocol.round_state import Stage
 from edge_client.run import finishing
 from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels
 from edge_client.storage.state import DeviceState
@@ -116,16 +115,6 @@ def test_a_damaged_choice_is_made_again(fleet):
     finisher(fleet).follow(fleet.devices[NAME].runtime._run)
     assert finish_of(fleet, NAME)
     assert choice(fleet).choice != "cluster"
-
-
-def test_finish_waits_for_a_round(fleet):
-    """The finish waits while a round needs the device."""
-    for stage in (Stage.FETCHING, Stage.WORKING, Stage.SENDING):
-        busy = session(fleet, round=dataclasses.replace(session(fleet).round, stage=stage))
-        finisher(fleet).keep_up(idle=busy.idle)
-        assert not finisher(fleet).is_pending(idle=busy.idle)
-        assert not fleet.devices[NAME].finish_worker.work()
-    assert finish_of(fleet, NAME)
 
 
 def test_another_run_cancels_the_finish(fleet, caplog):

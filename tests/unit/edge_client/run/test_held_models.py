@@ -75,25 +75,6 @@ def test_restart_makes_unstored_states_again(scene, models):
     assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
 
 
-def test_missing_more_takes_a_checkpoint(scene, models):
-    """A device that missed more takes a checkpoint and the means after it."""
-    to_round(scene, models, 2)
-    both = {name: models[name] for name in ("dev-1", "dev-2")}
-    steps = (scene.step(1, {0: ONE}), scene.step(2, {0: ONE}))
-    for round_ in range(3, 7):
-        for held in both.values():
-            scene.serve(held, scene.announcement(round_, steps=steps))
-        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
-    ref = scene.checkpoint("dev-1", both["dev-1"], (0, 5), 6)
-    signed = statements(scene, models, 6, tuple(both))
-    announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
-    needed = models["dev-3"].locate(announced, TRAIN)
-    assert needed.keys() == {ref.label, scene.label(mean_number(0, 6))}
-    theta = scene.serve(models["dev-3"], announced)[0]
-    for held in both.values():
-        assert scene.serve(held, announced)[0].tobytes() == theta.tobytes()
-
-
 def test_without_checkpoint_state_is_lacking(scene, models):
     """Without a checkpoint the device lacks the state."""
     steps = to_round(scene, models, 5, names=("dev-1", "dev-2"))
@@ -387,20 +368,6 @@ def test_newer_version_erases_the_older(scene, models):
         models["dev-1"].locate(scene.announcement(3, states={0: (0, 0)}), TRAIN)
 
 
-def test_earlier_versions_mean_is_applied(scene, models):
-    """A mean of the version before is still applied."""
-    steps = to_round(scene, models, 1)
-    owner = scene.parties.owner
-    owner.rotate()
-    for name, member in scene.parties.members.items():
-        member.adopt(owner.roster_bytes)
-        member.take_grant(scene.parties.grant(name))
-    announced = scene.announcement(2, steps=steps, key_version=owner.roster.keys_since)
-    thetas = [scene.serve(held, announced)[0] for held in models.values()]
-    assert np.abs(thetas[0] - (origins()[0] + 1)).max() < 1e-5
-    assert len({theta.tobytes() for theta in thetas}) == 1
-
-
 def test_unknown_versions_mean_asks_for_help(scene, models):
     """It was away while that version was in use; were it to decline for another reason, it would be asked again and again."""
     scene.serve(models["dev-1"], scene.announcement(1))
@@ -487,18 +454,6 @@ def test_segments_have_their_own_lengths(scene):
     whole = scene.announcement(4).held
     assert segment_of(whole, 1) == ""
     assert length_of(plan, whole, StateId(1, 3)) == 49
-
-
-def test_unoffered_state_is_made_meanwhile(tmp_path):
-    """IFCA begins another start in the next round, and may return to this one much later."""
-    scene = Scene(tmp_path, "dev-1", algorithm="ifca", settings={"k": "1", "restarts": "2", "restart_rounds": "2"})
-    device = scene.device("dev-1")
-    scene.serve(device, scene.announcement(1, states={0: (0, 0)}))
-    step = scene.step(1, {0: ONE})
-    step = dataclasses.replace(step, step=dataclasses.replace(step.step, open=(StateId(0, 1), StateId(1, 0))))
-    order = dataclasses.replace(TRAIN, candidates=(1,))
-    scene.serve(device, scene.announcement(2, states={1: (1, 0)}, steps=(step,)), order)
-    assert set(device.states.held) == {StateId(0, 1), StateId(1, 0)}
 
 
 def test_shared_segment_alone_is_no_model(scene):

@@ -159,18 +159,6 @@ def finish(place, monkeypatch):
     return run
 
 
-def test_finished_model_is_beside_majority(place, finish):
-    """A finished model is compared with the most common label."""
-    assert not place.factory.doubts_model(None)
-    place.factory.follow(place.run())
-    task, labels = place.bundle.digest, place.factory._shares[1].validation.y
-    common = int(np.unique(labels, return_counts=True)[1].max())
-    for right, task_of, doubted in ((common, task, True), (common + 1, task, False), (common, b"another", False)):
-        model = SimpleNamespace(task=task_of, validation=Validation(0.5, right, len(labels), len(labels)))
-        assert place.factory.doubts_model(model) == doubted
-    assert not place.factory.doubts_model(SimpleNamespace(task=task, validation=UNMEASURED)), "as for regression"
-
-
 def test_final_round_measures_on_validation(place, finish):
     """A final round measures the chosen model on the validation share."""
     done = finish()
@@ -199,18 +187,6 @@ def test_damaged_list_stops_no_final_round(place, finish):
     add(place, 2)
     (place.member.directory / "finished" / "list.bin").write_bytes(b"junk")
     assert set(finish().validation) == {FINAL_ID}
-
-
-def test_job_belongs_to_its_run_and_round(place, monkeypatch):
-    """The next run may begin while it waits for the worker."""
-    seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append((context.plan.run, context.round)))
-    place.factory.follow(place.run())
-    job = place.factory.job(announcement(nonce=b"a" * 16), TRAINING, {}, Models())
-    place.factory.follow(place.run(run=2))
-    place.factory.job(announcement(nonce=b"b" * 16), TRAINING, {}, Models())
-    job(lambda: False)
-    assert seen == [(1, (b"a" * 16, TRAINING))]
 
 
 def test_regression_has_a_loss_and_no_count(place, finish):

@@ -141,19 +141,6 @@ def test_one_false_margin_decides_nothing(liar, regret):
     assert [e.detail["device"] for e in rounds.events if e.kind == "stands-apart"] == [liar]
 
 
-def test_passed_check_restarts_the_count():
-    """A check passed in between starts the count anew."""
-    rounds = cfl(**CHECKED, patience=2)
-    answer = Regretful(rounds, regret=False)
-    for regret in (True, False, True):
-        answer.regret = False
-        node = run_to_check(rounds, answer)
-        answer.regret = regret
-        rounds.step(answer)
-    assert kinds(rounds, "merge", "split-doubted") == ["split-doubted", "split-doubted"]
-    assert rounds.state.tree[node.id].strikes == 1
-
-
 def test_merges_go_up_the_tree():
     """When a pair is one leaf again, the node above it has two leaves and is asked in its turn."""
     rounds = cfl(**{**CHECKED, "refused_cool_down": 200}, patience=1)
@@ -215,23 +202,6 @@ def test_no_say_leaves_the_count():
     run_to_check(rounds, answer)
     rounds.step(answer)
     assert kinds(rounds, "merge") == ["merge"]
-
-
-def test_no_check_while_a_leaf_is_on_trial():
-    """A pair one of whose leaves is on trial is asked when the trial is over."""
-    rounds = cfl(**TRIED, merge_every=4)
-    answer = Quadratic(rounds)
-    for _ in range(60):
-        rounds.step(answer)
-        tried = set(rounds.state.trials)
-        _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, tuple(sorted(DEVICES)))
-        for cluster in tried:
-            phases = {plan.assignments[d].phase for d in rounds.state.clusters[cluster].members}
-            halves = rounds.state.trials[cluster]
-            known = {halves.left.model, halves.right.model, cluster}
-            assert phases <= {Phase.TRIAL, Phase.ADAPT}
-            assert all(set(plan.assignments[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
-    assert kinds(rounds, "split").count("split") == 3
 
 
 def test_waiting_device_becomes_a_member():

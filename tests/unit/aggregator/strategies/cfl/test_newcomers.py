@@ -20,7 +20,6 @@ from tests.helpers.quadratics import (
     GROUPS,
     NOISE,
     TRIED,
-    TRUTH,
     D,
     Quadratic,
     cfl,
@@ -80,19 +79,6 @@ def test_edges_directions_are_mean_updates(settings):
             np.testing.assert_allclose(rounds.theta(end), goal, atol=1e-4)
 
 
-def test_other_plan_scores_all_leaves():
-    """The other plan lets newcomers score all leaves."""
-    rounds = settled_tree()
-    _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, (*DEVICES, *NEWCOMERS))
-    assert {plan.assignments[d].phase for d in NEWCOMERS} == {Phase.PLACE}
-    _, other = plan.otherwise
-    assert {other.assignments[d].candidates for d in NEWCOMERS} == {tuple(sorted(rounds.state.clusters))}
-    assert {d: o for d, o in other.assignments.items() if d in DEVICES} == {
-        d: o for d, o in plan.assignments.items() if d in DEVICES
-    }
-    assert set(plan.models) > set(other.models)
-
-
 def by_loss(rounds):
     """Make the strategy follow its other plan, as it is if no device can hand a model over."""
     plan = rounds.strategy.plan
@@ -131,28 +117,6 @@ def test_newcomer_in_first_trial_joins_after():
     run_until_quiet(rounds, answer, most=30, present=(*DEVICES, "dev-99"))
     (own,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
     assert set(own.members) == {*GROUPS["a"], "dev-99"}
-
-
-def test_unseen_member_is_placed_once_online():
-    """It has no update to compare, so its cluster is cut without it. Once online, it walks down the tree."""
-    silent = "dev-71"
-    rounds = cfl(**ALG_5)
-    answer = Quadratic(rounds)
-    run_until_quiet(rounds, answer, most=12, present=[d for d in DEVICES if d != silent])
-    assert rounds.state.unplaced == {silent: 0}
-    assert everybody(rounds.state) == sorted(DEVICES)
-    run_until_quiet(rounds, answer, most=5)
-    assert partition(rounds) == TRUTH
-
-
-def test_newcomer_before_splits_joins_one():
-    """A newcomer before any split joins the one cluster."""
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
-    rounds.step(Quadratic(rounds))
-    NOISE["dev-99"] = np.zeros(D)
-    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
-    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
-    assert outcome.clusters["dev-99"] == 0
 
 
 def test_newcomers_update_moves_its_leaf():

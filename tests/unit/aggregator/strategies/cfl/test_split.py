@@ -11,7 +11,7 @@ from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, noise, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
-from tests.helpers.quadratics import ALG_5, DEVICES, GOAL, TRIED, TRUTH, D, Quadratic, cfl, partition, run_until_quiet
+from tests.helpers.quadratics import ALG_5, TRIED, TRUTH, Quadratic, cfl, partition, run_until_quiet
 
 FIGURES = {"cross_max", "gamma_limit", "mean_norm", "max_norm", "intra_min", "intra_min_estimate"}
 
@@ -112,49 +112,6 @@ def test_trace_reports_norms_in_every_round():
             assert detail["mean_norm"] == pytest.approx(float(np.linalg.norm(mean)), rel=1e-4, abs=1e-6)
             assert detail["max_norm"] == max(c.norm for c in mine)
     assert partition(rounds) == TRUTH
-
-
-class Masked(Quadratic):
-    """The same devices behind a permutation of the coordinates."""
-
-    def __init__(self, rounds, assignment):
-        super().__init__(rounds)
-        self.assignment = assignment
-
-    def theta(self, model):
-        return super().theta(model)[np.argsort(self.assignment)]
-
-    def __call__(self, device, assignment, round_):
-        given = super().__call__(device, assignment, round_)
-        if given.vector is None:
-            return given
-        return dataclasses.replace(given, vector=np.ascontiguousarray(given.vector[self.assignment]))
-
-
-@pytest.mark.parametrize(
-    "settings", [ALG_5, {**ALG_5, "linkage": "complete"}, TRIED], ids=["single", "complete", "tried"]
-)
-def test_permutation_changes_no_split(settings):
-    """Masked and unmasked: the same events in the same rounds, the same clusters, and models equal bit for bit."""
-    assignment = np.random.default_rng(8).permutation(D)
-    clear, masked = cfl(**settings), cfl(**settings)
-    answers = (Quadratic(clear), Masked(masked, assignment))
-    for _ in range(40):
-        clear.step(answers[0])
-        masked.step(answers[1])
-        assert {c.id: c.members for c in clear.state.clusters.values()} == {
-            c.id: c.members for c in masked.state.clusters.values()
-        }
-    assert partition(masked) == TRUTH
-    assert [(e.round, e.kind) for e in clear.events] == [(e.round, e.kind) for e in masked.events]
-    for a, b in zip(clear.events, masked.events, strict=True):
-        if "cross_max" in a.detail:
-            assert a.detail["cross_max"] == pytest.approx(b.detail["cross_max"], abs=1e-5)
-    for cluster in clear.state.clusters.values():
-        other = masked.theta(masked.state.clusters[cluster.id].slot)
-        assert np.array_equal(clear.theta(cluster.slot)[assignment], other)
-    assert set(DEVICES) == {d for c in partition(masked) for d in c}
-    assert len(GOAL) == 4
 
 
 @pytest.mark.parametrize(

@@ -36,18 +36,6 @@ def test_nested_splits_give_the_groups():
     assert set(outcome.clusters) == set(DEVICES)
 
 
-def test_nested_splits_survive_absences():
-    """A third of the devices is missing in every round, and those that are missing at a split choose among the leaves."""
-    rounds = cfl(**{**ALG_5, "eps1": 0.6})
-    answer, rng = Quadratic(rounds), np.random.default_rng(2)
-    for _ in range(60):
-        rounds.step(answer, present=rng.choice(DEVICES, 8, replace=False).tolist())
-    members = [d for c in rounds.state.clusters.values() for d in c.members] + list(rounds.state.unplaced)
-    assert sorted(members) == sorted(DEVICES)
-    for cluster in partition(rounds):
-        assert len({GROUP_OF[d] for d in cluster}) == 1
-
-
 def test_children_start_from_the_parent():
     """Children of an unvalidated split start from the parents model and their own mean."""
     rounds = cfl(**ALG_5)
@@ -107,26 +95,6 @@ def test_single_outlier_only_as_published(settings, clusters):
 
 
 # ---------------------------------------------------------------------------------------------------- tree, newcomers
-
-
-def settled_tree():
-    rounds = cfl(**ALG_5)
-    run_until_quiet(rounds, Quadratic(rounds), most=12)
-    return rounds
-
-
-def test_final_round_gives_each_its_model():
-    """The final round gives everybody its clusters model."""
-    rounds = settled_tree()
-    rounds.step(Quadratic(rounds))
-    NOISE["dev-99"] = np.zeros(D)
-    state, _ = rounds.strategy.plan(rounds.state, 50, (*DEVICES, "dev-99"))
-    plan = rounds.strategy.final(state, 51, (*DEVICES, "dev-99"))
-    assert plan.final
-    assert set(plan.assignments) == {*DEVICES, "dev-99"}
-    assert plan.assignments["dev-99"].candidates == (0,)
-    for cluster in rounds.state.clusters.values():
-        assert all(plan.assignments[d].candidates == (cluster.id,) for d in cluster.members)
 
 
 # ---------------------------------------------------------------------------------------------------- dump and load

@@ -67,18 +67,6 @@ def test_group_that_left_holds_nobody_up():
     np.testing.assert_allclose(rounds.theta(slot), GOAL["a"], atol=0.1)
 
 
-def test_long_silent_devices_are_forgotten():
-    """Devices that have long been silent are forgotten."""
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9}, max_age=3)
-    answer = Quadratic(rounds)
-    rounds.step(answer)
-    half = DEVICES[:6]
-    for age in range(1, 5):
-        rounds.step(answer, present=half)
-        assert (len(rounds.state.heard) == 12) == (age <= 3)
-    assert set(rounds.state.heard.values()) == {5}
-
-
 def test_trial_asks_more_where_few_are_drawn():
     """A tenth of twelve is one device: a half of three could never be averaged, so all of it that is there trains."""
     rounds = cfl(**TRIED)

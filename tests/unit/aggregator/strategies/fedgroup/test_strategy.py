@@ -183,21 +183,6 @@ def test_small_group_joins_the_nearest():
         assert all(rounds.contributors(slot) >= least for slot in rounds.state.slots)
 
 
-def test_groups_take_turns():
-    """Groups take turns where a draw over all gives none its mean."""
-    rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
-    rounds.step(spy)
-    for _ in range(4):
-        rounds.step(spy)
-    asked = [set(spy.asked[r]) for r in range(2, 6)]
-    assert [len(devices) for devices in asked] == [4] * 4
-    assert [{TRUTH[d] for d in devices} for devices in asked] == [
-        {TRUTH[min(asked[0])]},
-        {1 - TRUTH[min(asked[0])]},
-    ] * 2
-    assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
-
-
 def test_one_model_until_groups_gain():
     """Without a number one model is trained until groups gain."""
     allowed = settings_of("fedgroup", {}).capabilities
@@ -299,17 +284,6 @@ def test_too_few_start_at_the_origin():
     rounds.step(answer)
     rounds.step(answer)
     assert rounds.state.slots == (ClusterModel(),)
-
-
-def test_unmet_devices_get_the_mean():
-    """Whoever met no group ends with the mean of the groups."""
-    rounds = fedgroup(alpha=3)
-    rounds.step(answer)
-    plan = rounds.strategy.final(rounds.state, 21, DEVICES)
-    cold = [d for d in DEVICES if d not in rounds.state.clusters]
-    assert {plan.assignments[d].candidates for d in cold} == {(2,)}
-    both = [rounds.theta(s) for s in rounds.state.slots]
-    np.testing.assert_allclose(rounds.theta(plan.models[2]), (both[0] + both[1]) / 2, rtol=1e-6)
 
 
 def test_unstarted_run_ends_at_the_origin():

@@ -82,27 +82,6 @@ def losing(losses):
     return give
 
 
-@pytest.mark.parametrize("losses", [(0.5, 0.3, 0.9), (0.1, 0.3, 0.9), (0.9, 0.3, 0.2), (0.4, 0.4, 0.4)])
-def test_the_start_of_least_loss_is_kept(losses):
-    """Each start has its own origins and its own rounds; the first wins a tie."""
-    rounds = ifca(restarts=3, restart_rounds=2)
-    seen, choice = [], losing(losses)
-
-    def spy(device, assignment, round_):
-        seen.append((round_, assignment.candidates))
-        return choice(device, assignment, round_)
-
-    for _ in range(8):
-        rounds.step(spy)
-    by_round = dict(seen)
-    best = int(np.argmin(losses))
-    kept = (2 * best, 2 * best + 1)
-    assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
-    assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
-    assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
-    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
-
-
 @pytest.mark.parametrize("lie", [0.0, -3.4e38, 3.4e38])
 def test_one_false_loss_chooses_no_start(lie):
     """It is told in favour of the worse start: of the first, or against the second."""
@@ -128,21 +107,6 @@ def test_last_round_reports_own_clusters():
 
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
-
-
-@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
-@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
-def test_shared_segment_moves_by_all(how, present):
-    """Section 4.3: the shared segment is averaged like the model of one cluster that holds all participants."""
-    rounds = ifca(normalise=how, segments=PARTS)
-    rounds.step(answer, present)
-    weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
-    total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
-    among = len(DEVICES) if how == "machines" else sum(weights)
-    np.testing.assert_allclose(rounds.theta(rounds.state.shared, "shared"), total / among, rtol=1e-5)
-    assert rounds.contributors(rounds.state.shared) == len(present)
-    for j, slot in enumerate(rounds.state.slots):
-        np.testing.assert_allclose(rounds.theta(slot, "cluster"), expected(present, j, how)[4:], rtol=1e-5)
 
 
 def test_small_cluster_moves_shared_segment():

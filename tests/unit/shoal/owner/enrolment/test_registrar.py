@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from shoal import limits
@@ -17,7 +16,6 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.topics import TopicKind
 from shoal.util.locks import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
@@ -54,14 +52,6 @@ def granted(scene, token, held, name="dev-1"):
         return None
     found = Reassembler(limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
     return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint, held)
-
-
-def rosters_of(scene):
-    """Let the aggregator read its retained roster; return the names of the devices in it."""
-    OwnerInbox(scene.server).take(
-        TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
-    )
-    return [d.name for d in scene.server.roster.devices]
 
 
 def clear(scene, token):
@@ -190,26 +180,6 @@ def waiting_for(scene, *names):
 
 def keys_left_for(scene, name):
     return scene.broker.retained[TOPICS.keys(name)][52:]
-
-
-def test_drawing_approval_reaches_everybody(scene):
-    """Newcomer, the other device and the aggregator get the same secrets, drawn once."""
-    stays = scene.enrol("dev-1")
-    scene.owner.take_run()
-    sequence, old = scene.owner.roster.sequence, stays.grant
-    (asking,), registrar = waiting_for(scene, "dev-2")
-    registrar.approve(scene.print_of("dev-2"), NOW_S)
-    scene.broker.pump()
-    assert asking.granted
-    assert scene.owner.roster.keys_since == scene.owner.roster.sequence == sequence + 1
-    assert stays.take_grant(keys_left_for(scene, "dev-1"))
-    assert scene.server.take_grant(keys_left_for(scene, "aggregator"))
-    newcomer = DeviceMembership(scene.root / "dev-2")
-    assert newcomer.grant.version_secret == stays.next.version_secret == scene.owner.secrets.version_secret
-    assert newcomer.grant.version_secret != old.version_secret
-    assert scene.server.next.broadcast_key == newcomer.grant.broadcast_key
-    assert not newcomer.take_grant(keys_left_for(scene, "dev-2")), "its grant had them"
-    assert rosters_of(scene) == ["dev-1", "dev-2"]
 
 
 def test_several_approvals_share_one_draw(scene):
