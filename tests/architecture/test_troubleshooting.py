@@ -8,8 +8,8 @@ import pytest
 
 from shoal import errors
 from shoal.util import checks, console
+from tests.architecture.warned import KINDS, declared
 from tests.helpers.documents import text_of
-from tests.helpers.warned import KINDS, declared
 
 PAGE = "docs/operator/troubleshoot.md"
 SECTIONS = {

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests.helpers import browsers
+from tests.browser import browsers
 from tests.helpers.pages import PagePlace, names
 
 MISSING = [

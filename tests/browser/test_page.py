@@ -13,8 +13,8 @@ import pytest
 from shoal.page.history import RunHistory, history_of
 from shoal.page.page import write_still
 from shoal.protocol.messages import Vitals
+from tests.browser.browsers import complaints, look, requested
 from tests.browser.conftest import impaired
-from tests.helpers.browsers import complaints, look, requested
 from tests.helpers.pages import NOW_S, PagePlace, names, record
 from tests.helpers.trees import ROOT
 

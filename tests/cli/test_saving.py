@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.test_simulate import data_of, shoal
-from tests.helpers.toy_study import REMOVE
+from tests.cli.toy_study import REMOVE
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.calls import call
 from tests.helpers.trees import ONE_THREAD, ROOT, python
 
-TOY = "tests.helpers.toy_study"
+TOY = "tests.cli.toy_study"
 
 
 @pytest.fixture

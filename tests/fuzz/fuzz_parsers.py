@@ -50,7 +50,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
 
 def chosen(root: Path, words: list[str]) -> list:
     """Return the parsers that are asked for."""
-    from tests.helpers.parsers import all_parsers
+    from tests.properties.parsers.every import all_parsers
 
     found = [p for p in all_parsers(root) if not words or any(w in p.name for w in words)]
     if not found:
@@ -67,7 +67,7 @@ def keep(folder: Path, finding) -> None:
 
 def by_random(parsers: list, asked: argparse.Namespace, folder: Path) -> int:
     """Damage seeds at random, each parser for its part of the time; return how many inputs were tried."""
-    from tests.helpers.mutations import hunt
+    from tests.properties.parsers.mutations import hunt
 
     total, random = 0, Random(asked.seed)
     end = time.monotonic() + asked.seconds
@@ -85,10 +85,10 @@ def by_atheris(asked: argparse.Namespace, folder: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=OURS):
-        from tests.helpers import parsers_disk, parsers_wire
-        from tests.helpers.mutations import attempt, place
-    assert parsers_disk
-    assert parsers_wire
+        from tests.properties.parsers import disk, wire
+        from tests.properties.parsers.mutations import attempt, place
+    assert disk
+    assert wire
     with tempfile.TemporaryDirectory() as scratch:
         parsers = chosen(Path(scratch), asked.parser)
         corpus = folder / "corpus"

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.forked_stages import ForkedStage
-from tests.helpers.other_brokers import missing, running
+from tests.integration.other_brokers import missing, running
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.long]
 

@@ -11,8 +11,8 @@ from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto
 from shoal.version import VERSION, WIRE
 from tests.helpers.consoles import until
-from tests.helpers.other_versions import mixed_stage
 from tests.helpers.tasks import logistic_bundle
+from tests.integration.other_versions import mixed_stage
 
 pytestmark = [
     pytest.mark.broker,

@@ -6,7 +6,7 @@ from shoal.address import BrokerAddress
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.probe import survey
 from tests.helpers.mqtt_clients import Client
-from tests.helpers.other_brokers import missing, running
+from tests.integration.other_brokers import missing, running
 
 pytestmark = pytest.mark.broker
 OWN = ("e/+", "e/doctor-1")

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from shoal_lab.experiments.common.experiment import Options, Quiet
 
-from tests.helpers.ranks_study import SETTINGS, STUDY, data_of, ended, environment, start_ranks
 from tests.helpers.trees import ROOT
+from tests.integration.ranks_study import SETTINGS, STUDY, data_of, ended, environment, start_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.process]
 LOST = 11
@@ -135,7 +135,17 @@ def test_stalled_rank_ends_the_other(tmp_path):
 @pytest.mark.long
 def test_torchrun_ends_with_a_process():
     """Torchrun ends soon after one of its processes."""
-    command = [*TORCHRUN, "2", "-m", "tests.helpers.ranks_study", "simulate", "tiny", "--rounds", "100000", "--json"]
+    command = [
+        *TORCHRUN,
+        "2",
+        "-m",
+        "tests.integration.ranks_study",
+        "simulate",
+        "tiny",
+        "--rounds",
+        "100000",
+        "--json",
+    ]
     agent = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

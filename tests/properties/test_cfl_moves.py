@@ -13,7 +13,7 @@ from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase
 from shoal.util.state_codec import decode_state, encode_state
 from tests.helpers.plans import Rounds, contribution, run_plan
-from tests.helpers.states import same
+from tests.properties.states import same
 
 D, ROUNDS = 6, 30
 

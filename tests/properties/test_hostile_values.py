@@ -16,8 +16,8 @@ from edge_client.protocol import round_state as agent
 from shoal.errors import UntrustedError, WireError
 from shoal.protocol.messages import Action, Announcement, Assignment, Control, Phase, Share
 from shoal.protocol.states import CheckpointRef, Offer, RoundModels, StateId
-from tests.helpers.parsers_wire import STRATEGIES
 from tests.helpers.plans import FULL_BATCH, digest_of, engine_of, run_plan, stored, upload_of
+from tests.properties.parsers.wire import STRATEGIES
 
 ROUNDS = 4
 DEVICES = ("dev-0", "dev-1", "dev-2", "dev-3")

@@ -1,6 +1,6 @@
 """Every parser of untrusted bytes accepts them or raises a ShoalError, and no other exception.
 
-The table is `tests/helpers/parsers.py`; `make fuzz` runs the same one for longer.
+The table is `tests/properties/parsers/every.py`; `make fuzz` runs the same one for longer.
 """
 
 import logging
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from shoal.errors import WireError
 from shoal.protocol import codec
-from tests.helpers import mutations
-from tests.helpers.mutations import attempt, hunt, mutate
-from tests.helpers.parsers import Parser, all_parsers, parcelled, parts_of
 from tests.helpers.trees import ROOT
+from tests.properties.parsers import mutations
+from tests.properties.parsers.every import Parser, all_parsers, parcelled, parts_of
+from tests.properties.parsers.mutations import attempt, hunt, mutate
 
 NAMES_OF = [
     "topic",

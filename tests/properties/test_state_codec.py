@@ -11,7 +11,7 @@ from aggregator.strategies.registry import STRATEGIES
 from shoal.errors import IntegrityError
 from shoal.simulation.engine.checkpoint import ResumePoint
 from shoal.util.state_codec import decode_state, encode_state
-from tests.helpers.states import damaged, instances, places, same
+from tests.properties.states import damaged, instances, places, same
 
 STATES = sorted({s.state_type for s in STRATEGIES.values()}, key=lambda t: t.__name__)
 some = settings(

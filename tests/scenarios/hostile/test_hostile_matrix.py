@@ -13,8 +13,8 @@ from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.protocol.chunking import HEADER, HEADER_BYTES, MAGIC, VERSION
 from shoal.protocol.messages import Action, DeclineReason
-from tests.helpers.channels import CHANNELS, VICTIM, Scene, opened
 from tests.helpers.fleets import answers, reasons, thetas
+from tests.scenarios.hostile.channels import CHANNELS, VICTIM, Scene, opened
 
 
 def true_one(scene, channel):

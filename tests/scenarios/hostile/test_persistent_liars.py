@@ -15,8 +15,8 @@ from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import device_identity, group_key, grouped_data, make_fleet, names, same_partition, truth_of
-from tests.helpers.lying_devices import Lie, Scene, lies_of
 from tests.helpers.owner_models import reader_of
+from tests.scenarios.hostile.lying_devices import Lie, Scene, lies_of
 
 MIB = 1 << 20
 SECONDS = 3000

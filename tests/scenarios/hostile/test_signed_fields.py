@@ -19,11 +19,11 @@ from shoal.protocol.channels import CHANNELS, Party
 from shoal.simulation.loopback_fleet import LoopbackError
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.documents import text_of
-from tests.helpers.falsehoods import fields_of
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, thetas
-from tests.helpers.lying_devices import SIGNED, Scene, lies_of, one_lie_of, paths
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
+from tests.scenarios.hostile.falsehoods import fields_of
+from tests.scenarios.hostile.lying_devices import SIGNED, Scene, lies_of, one_lie_of, paths
 
 PAGE = "docs/threat-model.md"
 KINDS = ("checkable", "limited", "suspect")

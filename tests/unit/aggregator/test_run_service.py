@@ -11,7 +11,7 @@ from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from tests.helpers.chunks import forge
 from tests.helpers.parties import TOPICS, owners_roster
-from tests.helpers.service_scene import DEADLINE_S, Scene
+from tests.unit.aggregator.service_scene import DEADLINE_S, Scene
 
 
 @pytest.fixture

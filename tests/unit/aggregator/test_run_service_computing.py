@@ -11,8 +11,8 @@ from aggregator.storage.run_status import read_records
 from aggregator.uploads.states import UploadState
 from aggregator.workers import RunWorkers, ThreadWorkers
 from shoal.protocol.messages import Action
-from tests.helpers.service_scene import DEADLINE_S, Scene, newest_snapshot
 from tests.helpers.uploads import SlowWorkers
+from tests.unit.aggregator.service_scene import DEADLINE_S, Scene, newest_snapshot
 
 DEVICES = ("dev-1", "dev-2")
 

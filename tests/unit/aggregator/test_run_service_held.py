@@ -6,7 +6,7 @@ import pytest
 from aggregator.rounds import missing_states
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.states import StateId
-from tests.helpers.round_devices import RoundFleet
+from tests.unit.aggregator.round_devices import RoundFleet
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ from shoal.task.onnx_graph import bind_input, check_graph
 from shoal.util.config import read as read_config
 from tests.helpers.datafiles import idx
 from tests.helpers.model_states import chain, origins, vector
-from tests.helpers.parsers import Parser, parcelled, parts_of
-from tests.helpers.parsers_scene import Silent
+from tests.properties.parsers.every import Parser, parcelled, parts_of
+from tests.properties.parsers.scene import Silent
 
 DATA_SAMPLES = 6
 CHEAP_WORK = 1 << 14

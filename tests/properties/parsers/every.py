@@ -77,12 +77,11 @@ def _message(kind: type, seeds: list[bytes]) -> Parser:
 
 def all_parsers(root) -> list[Parser]:
     """Return every parser there is, over a fleet and its files below the empty directory ``root``."""
-    from tests.helpers import parsers_disk, parsers_rounds, parsers_scene, parsers_shards, parsers_wire
+    from tests.properties.parsers import disk, rounds, scene, shards, wire
 
     for name in ("talk", "disk", "copies", "rounds"):
         (root / name).mkdir()
-    scene = parsers_scene.Scene(root / "talk")
-    disk = parsers_disk.Disk(parsers_scene.Scene(root / "disk"), root / "copies")
-    rounds = parsers_rounds.parsers(root / "rounds")
-    samples = parsers_shards.samples() | scene.samples()
-    return [*messages(samples), *parsers_wire.parsers(scene), *rounds, *parsers_disk.parsers(disk)]
+    talk = scene.Scene(root / "talk")
+    files = disk.Disk(scene.Scene(root / "disk"), root / "copies")
+    samples = shards.samples() | talk.samples()
+    return [*messages(samples), *wire.parsers(talk), *rounds.parsers(root / "rounds"), *disk.parsers(files)]

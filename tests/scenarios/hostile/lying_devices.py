@@ -36,8 +36,8 @@ from shoal.protocol.shards import UploadPart
 from shoal.protocol.states import SealedCheckpoints, SealedState, Statement
 from shoal.protocol.topics import Topics
 from shoal.transport.loopback import LoopbackTransport
-from tests.helpers.falsehoods import falsehoods, kind_of, nested, value_at, with_false
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
+from tests.scenarios.hostile.falsehoods import falsehoods, kind_of, nested, value_at, with_false
 
 SIGNED = (
     Upload,

@@ -1,6 +1,6 @@
 """An experiment that computes nothing, and one whose data are nowhere, for the command line of `shoal simulate`.
 
-``python -m tests.helpers.toy_study simulate toy`` runs it.
+``python -m tests.cli.toy_study simulate toy`` runs it.
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ from shoal.transport.faults import Hop
 from tests.helpers import fleets
 from tests.helpers import model_states as made
 from tests.helpers.owner_requests import request_of, seal_request
-from tests.helpers.parsers import Parser, parcelled, parts_of, text
-from tests.helpers.parsers_scene import DEVICE, Silent
 from tests.helpers.parties import Line
 from tests.helpers.plans import FULL_BATCH, engine_of, run_plan, upload_of
 from tests.helpers.receiving import RECEIVING, device_card
+from tests.properties.parsers.every import Parser, parcelled, parts_of, text
+from tests.properties.parsers.scene import DEVICE, Silent
 
 STRATEGIES = {
     "fedavg": {},

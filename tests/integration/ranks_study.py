@@ -1,7 +1,7 @@
 """An experiment of ten small devices, for simulations by several processes.
 
-``python -m tests.helpers.ranks_study simulate tiny`` runs it. Its result has all models at the end. Each process writes a line
-with its number on stderr when a round closes.
+``python -m tests.integration.ranks_study simulate tiny`` runs it. Its result has all models at the end. Each process writes a
+line with its number on stderr when a round closes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Rank(ForkedProgram):
         self.out, self.errors = (Path(folder, name) for name in ("out", "errors"))
         self.out.touch()
         self.errors.touch()
-        super().__init__("tests.helpers.ranks_study", arguments, environment, self.out, self.errors)
+        super().__init__("tests.integration.ranks_study", arguments, environment, self.out, self.errors)
 
 
 def start_ranks(folder, *arguments, world=2, each=None, wait_s=None):

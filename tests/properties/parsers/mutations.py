@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shoal.errors import ShoalError
-from tests.helpers.parsers import Parser
+from tests.properties.parsers.every import Parser
 
 EDITS = 4
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 30, 1 << 62, (1 << 64) - 1)

@@ -12,14 +12,14 @@ from shoal.transport.local_broker import start_broker
 from tests.helpers.tasks import CLASSES, INPUTS
 from tests.helpers.trees import ROOT
 
-OTHER = ROOT / "tests/helpers/later"
+OTHER = ROOT / "tests/integration/later"
 
 
 class MixedStage(Stage):
     """A stage whose programs run different software.
 
     Attributes:
-        software: program -> the settings of tests/helpers/later/sitecustomize.py; all others run today's.
+        software: program -> the settings of tests/integration/later/sitecustomize.py; all others run today's.
     """
 
     def __init__(self, *arguments, software):

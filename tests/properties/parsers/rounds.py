@@ -17,8 +17,8 @@ from shoal.membership.statements import sign_statement
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Announcement
 from shoal.protocol.states import StateId
-from tests.helpers.parsers import Parser
 from tests.helpers.round_runs import LENGTH, TRAIN, Scene
+from tests.properties.parsers.every import Parser
 
 MOST_TASK_BYTES = 1 << 20
 
