@@ -53,3 +53,14 @@ def test_each_mean_is_published_once():
     assert later.steps[0].means == before.means
     assert later.steps[0].step == dataclasses.replace(before.step, open=()), "only the newest step names open states"
     assert [s[2] for s in broker.sent] == [1, 1, 2]
+
+
+def test_another_key_publishes_all_again():
+    broker = Broker()
+    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
+    held = rounds(2, seal=lambda _: "dev-1")
+    announced(relayed, held)
+    count = len(broker.sent)
+    relayed.clear()
+    announced(relayed, held)
+    assert len(broker.sent) == 2 * count

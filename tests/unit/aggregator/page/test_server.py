@@ -285,6 +285,21 @@ def test_failed_answer_is_logged(place, caplog):
     assert caplog.records == []
 
 
+def test_leaving_client_frees_its_stream(place, monkeypatch):
+    """A person reloads the page more often than there are streams."""
+    monkeypatch.setattr(server_module, "UPDATE_S", 30.0)
+    place.publish()
+    for _ in range(3 * MOST_STREAMS):
+        connection, answer, following = events_of(place)
+        following()
+        answer.close()
+        connection.close()
+        end_s = time.monotonic() + 10
+        while not place.server.streams.acquire(blocking=False):
+            assert time.monotonic() < end_s
+        place.server.streams.release()
+
+
 def test_end_of_the_server_ends_its_streams(tmp_path):
     place = PagePlace(tmp_path, names(2))
     with place:

@@ -1,6 +1,7 @@
 """A run's history: figures of the pictures, in a bounded size."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_long_run_has_bounded_points():
             assert len(rounds) <= 2 * MOST_POINTS + 1
             assert rounds == sorted(set(rounds))
     assert run.totals.rounds == 7_777
+
+
+def test_thinned_points_are_evenly_spaced():
+    """Points of a thinned run are evenly spaced."""
+    run = history(*({"round": r, "loss": 1.0} for r in range(1, 2_000)), rounds=2_000)
+    rounds = run.document()["points"]["round"]
+    assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
 
 
 def test_marks_tell_answers_apart():

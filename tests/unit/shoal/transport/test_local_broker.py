@@ -6,7 +6,7 @@ import pytest
 
 from shoal import limits
 from shoal.errors import BrokerUnreachableError
-from shoal.transport.local_broker import QueueLimits, choose_kind, mosquitto_config
+from shoal.transport.local_broker import QueueLimits, choose_kind, mosquitto_config, queue_limits
 
 
 def test_mosquitto_is_local_and_keeps_state(tmp_path: Path) -> None:
@@ -41,6 +41,15 @@ def test_auto_falls_back_to_amqtt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.transport.local_broker.find_mosquitto", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     assert choose_kind("auto") == "amqtt"
+
+
+def test_queue_holds_two_rounds() -> None:
+    """The queue holds two rounds of the largest fleets."""
+    least = queue_limits(20, 636_040)
+    assert least == (100_000, limits.MAX_TRANSFER_BYTES, 100)
+    many = queue_limits(2000, 636_040)
+    assert many.payload_bytes > 2 * 2000 * 636_040 > least.payload_bytes
+    assert queue_limits(20_000, 31_400).messages > 2 * 20_000 > least.messages / 3
 
 
 def test_mosquitto_gets_the_queue_limits(tmp_path: Path) -> None:

@@ -177,6 +177,19 @@ def test_an_oversized_publish_is_refused() -> None:
         peer.transport.publish("t", bytes(limits.MAX_PACKET_BYTES))
 
 
+def test_a_delay_passes_on_virtual_time_only() -> None:
+    broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(2.0, 2.0))], seed=1))
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    broker.advance(1.9)
+    assert reader.messages() == []
+    assert broker.next_due_s() == 2.0
+    broker.advance(0.1)
+    assert reader.messages() == [Message("t", b"x")]
+    assert broker.now_s == pytest.approx(2.0)
+    assert broker.next_due_s() is None
+
+
 def test_answers_happen_at_their_own_time() -> None:
     """A peer that answers each message after a second is asked three times in three seconds."""
     broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(1.0, 1.0))], seed=1))

@@ -127,6 +127,11 @@ def test_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
     assert "Traceback" not in err
 
 
+def test_an_error_and_its_hint_are_two_lines(monkeypatch, capsys):
+    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")))
+    assert capsys.readouterr().err == "error: it is off\nhint: turn it on\n"
+
+
 def test_with_json_failure_is_an_object_too(monkeypatch, capsys):
     run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")), "--json")
     out, err = capsys.readouterr()
