@@ -1,4 +1,4 @@
-"""The papers' splits: assignment of samples, changes of labels and images, and dependence on the seed alone."""
+"""The papers' splits: assignment of samples, and changes of labels and images."""
 
 from __future__ import annotations
 

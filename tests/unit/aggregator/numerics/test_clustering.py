@@ -1,4 +1,4 @@
-"""k-means and complete linkage: true groups, stable labels, and few or equal rows."""
+"""k-means and complete linkage: true groups, and few or equal rows."""
 
 from __future__ import annotations
 

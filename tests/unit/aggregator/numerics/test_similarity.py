@@ -1,4 +1,4 @@
-"""Dot products and cosines against float64 arithmetic, in every form that updates may have."""
+"""Dot products and cosines against float64 arithmetic."""
 
 from __future__ import annotations
 

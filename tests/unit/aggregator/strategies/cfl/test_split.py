@@ -1,4 +1,4 @@
-"""CFL's cut: what is known of it beforehand, what events tell, and that a mask changes none of it."""
+"""CFL's cut: what is known of it beforehand, and what events tell."""
 
 import dataclasses
 import math

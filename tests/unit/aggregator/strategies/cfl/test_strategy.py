@@ -1,4 +1,4 @@
-"""CFL on synthetic updates: splits as device ids, the tree, dump and load."""
+"""CFL on synthetic updates: splits as device ids, and where there is none."""
 
 import numpy as np
 import pytest
