@@ -97,6 +97,14 @@ def test_figures_of_run_grow_with_its_rounds(place):
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
 
 
+def test_bytes_are_those_of_this_run(place):
+    place.transport.bytes_sent, place.transport.bytes_received = 1000, 500
+    place.begin()
+    place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
+    found = place.status()
+    assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
+
+
 def test_status_follows_the_session(place):
     """So that a device that is stuck shows what it waits for."""
     place.begin()

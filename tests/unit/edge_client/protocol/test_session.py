@@ -355,6 +355,18 @@ def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
     return Notice(fleet=fleet, sequence=sequence, sent_at_s=1000, run=1, run_id=b"r" * 16, order=order, choice=choice)
 
 
+def test_order_is_known_until_another_comes():
+    """An order of the owner is known until another comes."""
+    driver = following()
+    assert driver.session.order == ""
+    done = driver.hear(channels.NOTICE, notice())
+    assert [a.text for a in done if isinstance(a, io.Log)] == ["run 1 is paused by the owner"]
+    assert io.PublishStatus() in done
+    assert driver.session.summary()["order"] == "run 1 is paused by the owner"
+    driver.hear(channels.NOTICE, notice(RunOrder.NONE, sequence=6))
+    assert driver.session.order == ""
+
+
 def test_repeated_notice_has_no_effect():
     """A notice that the broker repeats has no effect."""
     driver = following()
