@@ -286,8 +286,10 @@ class Results:
         return self._connection.get("connected") is True
 
     def disconnected(self, broker: str, reason: str) -> None:
-        """Note for the status file that the connection to the broker has ended."""
-        since = second(int(self._clock_s()))
+        """Note for the status file that the connection to the broker has ended, or that an attempt to connect has failed."""
+        since = (
+            self._connection["since"] if self._connection.get("connected") is False else second(int(self._clock_s()))
+        )
         self._connection = {"connected": False, "broker": broker, "since": since, "reason": reason}
 
     def state_line(self, session: DeviceSession) -> str:

@@ -62,7 +62,7 @@ from shoal.protocol.shards import PART_LABEL
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import TaskManifest
-from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, Unreached
 from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
@@ -236,6 +236,8 @@ class DeviceRuntime:
                     self._go_on(self.session.checked(self._facts()))
                     if not self.session.roster.lapsed:
                         self._tell(io.Connected())
+                case Unreached(reason):
+                    self._results.disconnected(self._broker, reason)
                 case Disconnected(reason):
                     self._results.disconnected(self._broker, reason)
                     LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from aggregator.status.facts import ConnectionFacts, DeviceStatus
-from shoal.transport.base import Connected, Disconnected
+from shoal.transport.base import Connected, Disconnected, Unreached
 
 if TYPE_CHECKING:
     from shoal.protocol.messages import DeclineReason, Presence
@@ -144,6 +144,8 @@ class ConnectionWatch:
         now_s = int(self._clock())
         if isinstance(event, Connected):
             self.facts = dataclasses.replace(self.facts, connected=True, since_s=now_s, reason="")
+        elif isinstance(event, Unreached):
+            self.facts = dataclasses.replace(self.facts, reason=event.reason)
         elif isinstance(event, Disconnected) and self.facts.connected:
             reason = event.reason or "the connection ended"
             self.facts = dataclasses.replace(self.facts, connected=False, since_s=now_s, reason=reason, lost_s=now_s)

@@ -56,7 +56,7 @@ def membership_checks(member: Membership[Any], name: str, settings: BrokerSettin
     """
     roster = roster_check(member.roster)
     try:
-        address = BrokerAddress.of(settings, member.broker)
+        address = BrokerAddress.of(settings, member.grant)
     except ConfigError as error:
         return [roster, Check("broker", "failure", str(error), error.hint)]
     topics = Topics(member.fleet)

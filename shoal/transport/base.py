@@ -65,11 +65,18 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """An attempt to connect has failed, for another reason than the one before; the transport tries again on its own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TakenOver:
     """Another client connected with our client id. The transport stopped; a reconnection would only disconnect that client."""
 
 
-TransportEvent = Message | Connected | Disconnected | TakenOver
+TransportEvent = Message | Connected | Disconnected | Unreached | TakenOver
 Sink = Callable[[TransportEvent], None]
 """Receives every event, possibly on the network thread: put the event on a queue and return."""
 

@@ -41,6 +41,7 @@ from shoal.transport.base import (
     Sink,
     TakenOver,
     TransportEvent,
+    Unreached,
     Will,
     check_publish,
 )
@@ -156,7 +157,7 @@ class MqttTransport:
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
         self._first_outcome = threading.Event()
         self._failure = ""
-        self._failure_code: int | None = None
+        self._failure_hint = ""
 
         self._lock = threading.Lock()
         self._wake_fd = -1
@@ -177,7 +178,8 @@ class MqttTransport:
         self._born_s = 0.0
         self._takeovers = 0
         self._silent = False
-        self._ever_online = self._told_offline = False
+        self._ever_online = False
+        self._told_offline = ""
         self._online_since_s = 0.0
         self._ends_s: deque[float] = deque(maxlen=MANY_ENDS)
         self._bytes_sent = 0
@@ -227,10 +229,8 @@ class MqttTransport:
             self.close()
             raise BrokerUnreachableError(
                 f"no MQTT broker can be used at {self.address.place}: {failure}",
-                hint=HINTS.get(
-                    self._failure_code or 0,
-                    "check the address, that the broker runs, and the user, password or certificate that it asks for",
-                ),
+                hint=self._failure_hint
+                or "check the address, that the broker runs, and the user, password or certificate that it asks for",
             )
 
     @property
@@ -298,7 +298,7 @@ class MqttTransport:
         self._online_since_s = time.monotonic()
         self._born_s = self._born_s or self._online_since_s
         if self._told_offline:
-            self._told_offline = False
+            self._told_offline = ""
             _log.info("connected to %s again", self.address)
         self._emit(Connected(session_present=session_present))
         # A session that survived gets no retained messages for old filters again, but for those requested while offline.
@@ -380,7 +380,7 @@ class MqttTransport:
         if not self._silent:
             self._sink(event)
 
-    def _make_link(self, protocol: MQTTProtocolVersion, reason: str = "") -> Link:
+    def _make_link(self, protocol: MQTTProtocolVersion) -> Link:
         self._protocol = protocol
         options = LinkOptions(
             address=self.address,
@@ -391,32 +391,25 @@ class MqttTransport:
             protocol=protocol,
             manual_ack=self._manual_ack,
         )
-        return Link(options, self, reason)
+        return Link(options, self)
 
     def _run(self) -> None:
         """Connect, serve and reconnect until closed or taken over; the network thread's target."""
         attempt = 0
         try:
             while not self._finished():
+                link = self._link
                 self._connect_and_serve()
                 if self._fall_back():
                     continue
-                reason = self._link.reason
-                if self._link.was_online and not self._closing:
+                reason, hint = link.reason, link.hint or HINTS.get(link.reason_code or 0, "")
+                if link.was_online and not self._closing:
                     attempt, reason = self._look_back(attempt)
-                    if not self._taken_over:
-                        self._emit(Disconnected(reason))
                 if not self._ever_online:
-                    self._failure, self._failure_code = reason, self._link.reason_code
+                    self._failure, self._failure_hint = reason, hint
                     self._first_outcome.set()
                 if not self._closing:
-                    self._told_offline = True
-                    if self._link.reason_code in HINTS:
-                        _log.warning(
-                            "not connected to %s: %s; %s", self.address.place, reason, HINTS[self._link.reason_code]
-                        )
-                    else:
-                        _log.info("not connected to %s: %s", self.address.place, reason)
+                    self._tell_offline(reason, hint, was_online=link.was_online)
                 self._pause(backoff_s(attempt, *self._reconnect_s, uniform))
                 attempt += 1
             if self._taken_over:
@@ -429,6 +422,18 @@ class MqttTransport:
                 self._closing = True
                 os.close(self._wake_fd)
                 self._wake_fd = -1
+
+    def _tell_offline(self, reason: str, hint: str, *, was_online: bool) -> None:
+        """Report why there is no connection: each end of one, and each failed attempt with another reason than the one before."""
+        said = f"{reason}; {hint}" if hint else reason
+        new = was_online or said != self._told_offline
+        if new and hint:
+            _log.warning("not connected to %s: %s; %s", self.address.place, reason, hint)
+        else:
+            _log.info("not connected to %s: %s", self.address.place, said)
+        self._told_offline = said
+        if new:
+            self._emit(Disconnected(said) if was_online else Unreached(said))
 
     def _connect_and_serve(self) -> None:
         """Open the link and step it until its connection ends."""
@@ -562,7 +567,7 @@ class MqttTransport:
             return False
         # 3.1.1 failed as well, so the version was not the cause: begin again with 5, after the usual wait.
         if self._protocol != MQTTProtocolVersion.MQTTv5:
-            self._link = self._make_link(MQTTProtocolVersion.MQTTv5, reason=self._link.reason)
+            self._link = self._make_link(MQTTProtocolVersion.MQTTv5)
             return False
         in_doubt = self._link.greeted and self._link.reason_code in UNSUPPORTED_VERSIONS
         if in_doubt:

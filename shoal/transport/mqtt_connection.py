@@ -32,9 +32,9 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import text_of
 from shoal.protocol.chunking import PACKET_ROOM_BYTES
 from shoal.transport.base import Qos, Will, packet_bytes
+from shoal.transport.reasons import why
 from shoal.transport.websocket import WebSocket, connected
 
 if TYPE_CHECKING:
@@ -124,28 +124,30 @@ class _BoundedClient(Client):
         overrun: whether a packet above the limit ended the connection.
         ahead: bytes of this connection that were read before paho asked for them.
         verdict: the reason code of the newest PUBACK as the broker sent it.
+        fault: the error of TLS that ended the connection; None if none did.
     """
 
     overrun = False
     ahead = b""
     verdict = 0
+    fault: OSError | None = None
 
-    def __init__(self, address: BrokerAddress, **options: Any) -> None:
+    def __init__(self, address: BrokerAddress, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, transport="websockets" if address.path else "tcp", **options)
-        self._address = address
+        self._address, self._tls = address, tls
 
     def _create_socket_connection(self) -> socket.socket:
         return connected((self._host, self._port), self._address.proxy, TCP_TIMEOUT_S)
 
     def _create_socket(self) -> Any:
-        if not self._address.path:
-            return super()._create_socket()
+        path, tls = self._address.path, self._tls
         sock: Any = self._create_socket_connection()
         try:
-            if self._ssl:
-                sock = self._ssl_wrap_socket(sock)
-            path, tls = self._address.path, self._ssl
-            return WebSocket(sock, self._host, self._port, path, tls=tls, timeout_s=TCP_TIMEOUT_S)
+            if tls is not None:  # ours closes the connection where the handshake fails; paho's does not
+                sock = tls.wrap_socket(sock, server_hostname=self._host)
+            if not path:
+                return sock
+            return WebSocket(sock, self._host, self._port, path, tls=tls is not None, timeout_s=TCP_TIMEOUT_S)
         except OSError:
             sock.close()
             raise
@@ -165,7 +167,13 @@ class _BoundedClient(Client):
 
     def _received(self, most: int) -> bytes:
         if self._ssl or self._sock is None:
-            return super()._sock_recv(most)
+            try:
+                return super()._sock_recv(most)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                self.fault = error
+                raise
         data: bytes = self._sock.recv(most)
         return data
 
@@ -218,6 +226,7 @@ class Link:
         was_online: whether the broker accepted this connection at some time.
         greeted: whether the TCP or TLS connection was made and CONNECT sent.
         reason: why the connection ended or was refused; empty while it is open.
+        hint: what to do about it; empty if that is not known.
         reason_code: MQTT 5's code for that; None if the broker sent none.
         cut: whether we ended the connection because of invalid, oversized or missing data from the broker.
         max_packet_bytes: largest packet that the broker accepts, as it says itself.
@@ -226,11 +235,11 @@ class Link:
         last: size of the newest publish of this connection, in words; empty before the first.
     """
 
-    def __init__(self, options: LinkOptions, events: LinkEvents, reason: str = "") -> None:
+    def __init__(self, options: LinkOptions, events: LinkEvents) -> None:
         self.online = False
         self.was_online = False
         self.greeted = False
-        self.reason = reason
+        self.reason = self.hint = ""
         self.reason_code: int | None = None
         self.cut = False
         self.max_packet_bytes: int = limits.MAX_PACKET_BYTES
@@ -283,8 +292,8 @@ class Link:
             Whether the TCP or TLS connection was made; if not, ``reason`` holds the error.
         """
         self.online = self.was_online = self.greeted = self.cut = False
-        self.reason, self.reason_code, self.last, self._doom = "", None, "", ""
-        self._client.overrun, self._client.ahead = False, b""
+        self.reason, self.hint, self.reason_code, self.last, self._doom = "", "", None, "", ""
+        self._client.overrun, self._client.ahead, self._client.fault = False, b"", None
         self._wrote_qos_0 = False
         # paho drops publishes at QoS 0 when it reconnects, so those not written yet are lost.
         while self._unwritten:
@@ -295,7 +304,7 @@ class Link:
         try:
             self._client.reconnect()
         except OSError as error:
-            self.reason = text_of(error)
+            self.reason, self.hint = why(error, self._options.address)
         else:
             self.greeted = True
         return self.greeted
@@ -451,6 +460,7 @@ class Link:
         options = self._options
         client = _BoundedClient(
             options.address,
+            options.tls,
             client_id=options.client_id,
             # paho refuses this argument with MQTT 5, where clean_start takes its place.
             clean_session=None if self._is_v5 else options.session_expiry_s == 0,
@@ -498,6 +508,8 @@ class Link:
         self.online = False
         if self._client.overrun:
             self.cut, self.reason = True, "the broker sent a packet above the limit"
+        elif self._client.fault is not None and not self.reason:
+            self.reason, self.hint = why(self._client.fault, self._options.address)
         if flags.is_disconnect_packet_from_server:
             self.reason, self.reason_code = f"the broker said: {_words(code)}", code.value
         else:

@@ -15,6 +15,7 @@ from shoal.errors import BrokerUnreachableError, ConfigError, text_of
 from shoal.protocol.topics import matches
 from shoal.transport.base import Connected, Message, TransportEvent
 from shoal.transport.mqtt import MqttTransport
+from shoal.transport.reasons import why
 from shoal.transport.websocket import connected
 
 if TYPE_CHECKING:
@@ -181,11 +182,9 @@ def certificate_expiry(address: BrokerAddress) -> int:
             context.wrap_socket(plain, server_hostname=address.host) as connection,
         ):
             expiry = (connection.getpeercert() or {})["notAfter"]
-    except (OSError, KeyError) as error:
-        raise BrokerUnreachableError(
-            f"no TLS connection to {address}: {text_of(error)}",
-            hint="check --ca, the broker's certificate and its host name, and this machine's clock",
-        ) from error
+    except OSError as error:
+        reason, hint = why(error, address)
+        raise BrokerUnreachableError(f"no TLS connection to {address}: {reason}", hint=hint) from error
     return int(ssl.cert_time_to_seconds(str(expiry)))
 
 

@@ -15,13 +15,15 @@ class Authority:
         self.file = folder / f"{name}-ca.pem"
         self._write(self.file, self._certificate(name, self._key.public_key(), ca=True))
 
-    def issue(self, name: str, *, server: bool = False) -> None:
-        """Write ``name``.pem and ``name``.key; a server's certificate is for localhost."""
+    def issue(self, name: str, *, server: bool = False, since_days: float = 0.0) -> None:
+        """Write ``name``.pem and ``name``.key, for a day from ``since_days`` on; a server's is for localhost."""
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._certificate("localhost" if server else name, key.public_key(), ca=False, server=server)
+        certificate = self._certificate(
+            "localhost" if server else name, key.public_key(), ca=False, server=server, since_days=since_days
+        )
         self._write(self._folder / f"{name}.pem", certificate)
         pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
         (self._folder / f"{name}.key").write_bytes(pem)
@@ -31,14 +33,16 @@ class Authority:
 
         file.write_bytes(certificate.public_bytes(form.Encoding.PEM))  # type: ignore[attr-defined]
 
-    def _certificate(self, name: str, public: object, *, ca: bool, server: bool = False) -> object:
+    def _certificate(
+        self, name: str, public: object, *, ca: bool, server: bool = False, since_days: float = 0.0
+    ) -> object:
         import datetime
 
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.x509.oid import NameOID
 
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=since_days)
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
