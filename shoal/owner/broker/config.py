@@ -1,4 +1,4 @@
-"""Write mosquitto's files for a fleet: passwords, access list, configuration, and certificates of the fleet's own CA.
+"""Write mosquitto's files for a fleet: passwords, access list, configuration, and certificates of its CA; and nginx's file.
 
 A user reaches only its own topics. The CA's key stays in the owner's directory; the broker gets the server's key. Written
 for mosquitto 2.
@@ -27,12 +27,12 @@ from shoal import limits
 from shoal.address import PORTS, BrokerAddress
 from shoal.errors import ConfigError
 from shoal.membership.grants import OWNER_NAME
-from shoal.owner.broker.address import CA_FILE
 from shoal.owner.broker.dynamic import CONTROL, DOCUMENT_FILE, document
 from shoal.owner.keys.broker_users import ENROL_USER, HOME_ASSISTANT_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.outputs import check_output
 from shoal.owner.keys.run_list import signed_plans
+from shoal.owner.keys.settings import CA_FILE
 from shoal.protocol.channels import Party, read_by, written_by
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.local_broker import (
@@ -53,7 +53,19 @@ SAVED_FILES: Final = ("mosquitto.db", "mosquitto.db.new", f"{DOCUMENT_FILE}.new"
 """Files that mosquitto itself writes next to its configuration."""
 PASSWORDS_FILE: Final = "passwords"
 CERTIFICATES: Final = ("server.key", "server.crt", "ca.crt")
-WRITTEN: Final = (PASSWORDS_FILE, DOCUMENT_FILE, "shoal.acl", CONFIG_FILE, CLIENTS, *CERTIFICATES, *SAVED_FILES)
+NGINX_FILE: Final = "nginx.conf"
+NGINX_PORT: Final = 9001
+"""Port of 127.0.0.1 at which mosquitto takes websockets from nginx."""
+WRITTEN: Final = (
+    PASSWORDS_FILE,
+    DOCUMENT_FILE,
+    "shoal.acl",
+    CONFIG_FILE,
+    NGINX_FILE,
+    CLIENTS,
+    *CERTIFICATES,
+    *SAVED_FILES,
+)
 DEFAULT_UPLOAD_BYTES: Final = 4 << 20
 """Assumed size of an upload before any run is signed: a million coordinates."""
 BYTES_PER_COORDINATE: Final = 4
@@ -206,6 +218,8 @@ def config(
     devices: int = 0,
     upload_bytes: int = DEFAULT_UPLOAD_BYTES,
     plugin: Path | None = None,
+    *,
+    behind_nginx: bool = False,
 ) -> str:
     """Return mosquitto's configuration.
 
@@ -215,6 +229,7 @@ def config(
         devices: number of devices in the fleet; sets the queue limits together with ``upload_bytes``.
         upload_bytes: size of one upload.
         plugin: the dynamic security plugin, which then has the passwords; None for a password file.
+        behind_nginx: take websockets from nginx alone, which has the address's port and TLS.
     """
     passwords = [f"password_file {installed}/{PASSWORDS_FILE}"]
     if plugin is not None:
@@ -225,11 +240,13 @@ def config(
         *passwords,
         f"acl_file {installed}/shoal.acl",
         "",
-        f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
+        f"listener {NGINX_PORT} 127.0.0.1"
+        if behind_nginx
+        else f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
     ]
     if address.path:
         lines.append("protocol websockets")
-    if address.tls:
+    if address.tls and not behind_nginx:
         lines += [f"certfile {installed}/server.crt", f"keyfile {installed}/server.key", "tls_version tlsv1.2"]
     if address.path:
         lines += ["# mosquitto 2.0.11 does not start with websockets alone.", f"listener {PORTS['mqtt']} 127.0.0.1"]
@@ -250,6 +267,41 @@ def config(
         "persistent_client_expiration 1d",
     ]
     return "\n".join(lines) + "\n"
+
+
+def nginx_config(address: BrokerAddress, installed: Path) -> str:
+    """Return a server of nginx that ends TLS and passes websockets on to mosquitto; arguments as in `config`.
+
+    Who a client is, mosquitto's access list takes from user and password inside MQTT, which nginx does not touch. So nginx asks
+    for no client certificate: mosquitto would not learn its name.
+    """
+    tls = [
+        f"    ssl_certificate {installed}/server.crt;",
+        f"    ssl_certificate_key {installed}/server.key;",
+        "    ssl_protocols TLSv1.2 TLSv1.3;",
+    ]
+    return "\n".join(
+        [
+            "# Made by `shoal-fleet broker-config --websockets`, for the http block of nginx.conf: /etc/nginx/conf.d/shoal.conf.",
+            "# Users and passwords are inside MQTT. Leave ssl_verify_client off: mosquitto sees no certificate.",
+            "server {",
+            f"    listen {address.port}{' ssl' if address.tls else ''};",
+            f"    server_name {address.host};",
+            *(tls if address.tls else []),
+            f"    location = {address.path} {{",
+            f"        proxy_pass http://127.0.0.1:{NGINX_PORT}/;",
+            "        proxy_http_version 1.1;",
+            "        proxy_set_header Upgrade $http_upgrade;",
+            "        proxy_set_header Connection upgrade;",
+            f"        # A client sends something every {limits.KEEPALIVE_S} s, so that only dead links end.",
+            f"        proxy_read_timeout {3 * limits.KEEPALIVE_S}s;",
+            f"        proxy_send_timeout {3 * limits.KEEPALIVE_S}s;",
+            "        proxy_socket_keepalive on;",
+            "    }",
+            "}",
+            "",
+        ]
+    )
 
 
 def queue_comment(devices: int, upload_bytes: int) -> list[str]:
@@ -276,6 +328,7 @@ def write_broker_config(
     dynamic: bool | None = None,
     plugin: Path | None = None,
     home_assistant: str | None = None,
+    websockets: bool = False,
 ) -> Written:
     """Write password, access and certificate files for the fleet's broker, and each user's address.
 
@@ -293,11 +346,12 @@ def write_broker_config(
         plugin: the plugin's file on the broker's host; by default Debian's for this machine's processor.
         home_assistant: Home Assistant's discovery prefix, for a user of its own and the aggregator's sensors; empty for
             neither, None as before.
+        websockets: write nginx's file too, and have mosquitto listen behind it; also if the folder has such a file already.
 
     Raises:
-        ConfigError: the prefix is no plain topic, the fleet has no aggregator yet, an expected name is not allowed for a
-            device, the CA's certificate and key don't match, or the folder is inside the owner's directory or holds other
-            files.
+        ConfigError: nginx's file is asked for and the address is no websocket, the prefix is no plain topic, the fleet has
+            no aggregator yet, an expected name is not allowed for a device, the CA's certificate and key don't match, or the
+            folder is inside the owner's directory or holds other files.
     """
     check_output(fleet.path, folder, ours=WRITTEN, last=CONFIG_FILE)
     if home_assistant:
@@ -307,7 +361,8 @@ def write_broker_config(
             fleet.users.set_dynamic(dynamic)
         if home_assistant is not None:
             fleet.users.set_home_assistant(home_assistant)
-        return _write(fleet, folder, (installed or folder).absolute(), expected, upload_bytes, plugin)
+        place, nginx = (installed or folder).absolute(), websockets or (folder / NGINX_FILE).exists()
+        return _write(fleet, folder, place, expected, upload_bytes, plugin, nginx)
 
 
 def largest_upload_bytes(fleet: FleetDirectory) -> int:
@@ -323,6 +378,7 @@ def _write(
     expected: tuple[str, ...],
     upload_bytes: int | None,
     plugin: Path | None,
+    nginx: bool,
 ) -> Written:
     aggregator = fleet.roster.aggregator
     if aggregator is None:
@@ -335,6 +391,11 @@ def _write(
     workers = tuple(worker.name for worker in fleet.workers)
     users = (OWNER_NAME, ENROL_USER, aggregator.name, *workers, *home, *devices)
     address = BrokerAddress.parse(fleet.secrets.broker)
+    if nginx and not address.path:
+        raise ConfigError(
+            f"the fleet's address is no websocket: {address}",
+            hint="a fleet's address is chosen when it is made: shoal-fleet init --broker wss://HOST/mqtt",
+        )
     fleet.users.make()
     private_directory(folder)
     if fleet.users.dynamic:
@@ -348,8 +409,11 @@ def _write(
     # The one of the other kind, if this folder had it.
     (folder / (PASSWORDS_FILE if plugin else DOCUMENT_FILE)).unlink(missing_ok=True)
     write_private(folder / "shoal.acl", access.encode())
-    text = config(address, place, len(devices), upload_bytes or largest_upload_bytes(fleet), plugin)
+    size = upload_bytes or largest_upload_bytes(fleet)
+    text = config(address, place, len(devices), size, plugin, behind_nginx=nginx)
     write_private(folder / CONFIG_FILE, text.encode())
+    if nginx:
+        write_private(folder / NGINX_FILE, nginx_config(address, place).encode())
     for name in (aggregator.name, *workers, *home, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
     if address.tls:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import NotReadyError, ShoalError, UsageError
-from shoal.owner.broker.address import MOST_WAIT_S, settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json, say_result
 from shoal.util.options import AsJson
@@ -298,6 +298,14 @@ def broker_config(
             show_default="as before, at first none",
         ),
     ] = None,
+    websockets: Annotated[
+        bool,
+        typer.Option(
+            "--websockets",
+            help="Write nginx.conf too: nginx has TLS at the port of the fleet's wss:// address, and passes websockets on to "
+            "mosquitto. It stays until nginx.conf is removed.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Write mosquitto's configuration, passwords, access list and certificates for this fleet.
@@ -318,6 +326,7 @@ def broker_config(
         dynamic=dynamic,
         plugin=config.plugin,
         home_assistant=home_assistant,
+        websockets=websockets,
     )
     file = str(made.folder / "shoal.conf")
     say_result({"config": file, "users": list(made.users), "tls": made.tls}, file, as_json=json)

@@ -252,3 +252,26 @@ def test_damaged_secret_is_an_error(fleet, tmp_path):
     write_private(fleet.path / USERS_FILE, b"")
     with pytest.raises(IntegrityError, match=f"{USERS_FILE} is damaged"):
         write_broker_config(fleet, tmp_path / "out")
+
+
+def test_nginx_has_port_and_tls(tmp_path):
+    """Mosquitto then listens behind it, also when the files are made again, until nginx's is removed."""
+    owner = FleetDirectory.create(tmp_path / "owner", "reef", "wss://broker.example:8443/site")
+    owner.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    for _ in range(2):
+        write_broker_config(owner, tmp_path / "broker", websockets=True)
+        nginx = (tmp_path / "broker" / "nginx.conf").read_text()
+        assert "listen 8443 ssl;\n    server_name broker.example;" in nginx
+        assert f"ssl_certificate {tmp_path}/broker/server.crt;" in nginx
+        assert "location = /site {\n        proxy_pass http://127.0.0.1:9001/;" in nginx
+        text = (tmp_path / "broker" / "shoal.conf").read_text()
+        assert "listener 9001 127.0.0.1\nprotocol websockets\n# mosq" in text
+        assert "8443" not in text
+        assert "server.key" not in text
+    (tmp_path / "broker" / "nginx.conf").unlink()
+    write_broker_config(owner, tmp_path / "broker")
+    assert "listener 8443\nprotocol websockets\ncertfile" in (tmp_path / "broker" / "shoal.conf").read_text()
+    bare = FleetDirectory.create(tmp_path / "bare", "reef", "mqtts://broker.example")
+    bare.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    with pytest.raises(ConfigError, match="the fleet's address is no websocket"):
+        write_broker_config(bare, tmp_path / "other", websockets=True)
