@@ -120,7 +120,7 @@ class Daemon:
         self._erased: set[bytes] = set()
         self._refusals = Refusals(LOG)
         self._inbox = Inbox()
-        self._address = address = BrokerAddress.of(config, self._membership.broker)
+        self._address = address = BrokerAddress.of(config, self._membership.grant)
         topic = Topics(self._membership.fleet).at(TopicKind.SERVER_STATE)
         self._transport = MqttTransport(
             address,

@@ -177,7 +177,7 @@ def configuration_page() -> str:
     settings = {
         "Device": ("edge", "edge_client.config.EdgeConfig"),
         "Aggregator": ("aggregator", "aggregator.config.AggregatorConfig"),
-        "Owner": ("fleet", "shoal.owner.broker.address.OwnerConfig"),
+        "Owner": ("fleet", "shoal.owner.keys.settings.OwnerConfig"),
     }
     for title, (table, where) in settings.items():
         module, _, name = where.rpartition(".")

@@ -96,7 +96,7 @@ def _serve(config: EdgeConfig) -> None:
         signal.signal(number, lambda *_: inbox.put(None))
     birth = next_birth(membership)
     DeviceState(config.dir).clear_trouble()
-    address = BrokerAddress.of(config, membership.broker)
+    address = BrokerAddress.of(config, membership.grant)
     transport = MqttTransport(
         address,
         f"shoal-{membership.fleet}-{membership.name}",

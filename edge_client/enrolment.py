@@ -192,7 +192,7 @@ def enrol(
         NotEnrolledError: the token has expired, or the owner has refused the request.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key)
+    address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key, ca=token.broker_ca)
     transport = MqttTransport(address, token_id(token.secret), inbox.put)
     enrolling = Enrolling(directory, token, transport, complain)
     enrolling.start(int(time.time()))

@@ -68,6 +68,18 @@ class BrokerSettings(Protocol):
         """URL of the proxy; empty for that of the environment."""
 
 
+class Granted(Protocol):
+    """What the owner says of the broker, in a grant."""
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL."""
+
+    @property
+    def broker_ca(self) -> bytes:
+        """Certificate, DER, of the CA that is trusted for it; empty for those of the system."""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
     """A broker's address and this client's credentials. ``repr`` and ``str`` show no user, password or private key.
@@ -84,6 +96,7 @@ class BrokerAddress:
         chunk_bytes: largest payload of a chunk for this broker.
         path: of the websocket; empty without one.
         proxy: URL of the proxy through which the broker is reached; empty without one.
+        ca: certificate, DER, of the CA that is trusted if there is no ``ca_file``; empty for those of the system.
     """
 
     host: str
@@ -97,6 +110,7 @@ class BrokerAddress:
     chunk_bytes: int = CHUNK_BYTES
     path: str = ""
     proxy: str = field(default="", repr=False)
+    ca: bytes = field(default=b"", repr=False)
 
     @classmethod
     def parse(
@@ -108,6 +122,7 @@ class BrokerAddress:
         key_file: Path | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         proxy: str = "",
+        ca: bytes = b"",
     ) -> BrokerAddress:
         """Parse ``mqtt[s]://[user:password@]host[:port]`` or ``ws[s]://.../path``; user and password may be percent-encoded.
 
@@ -155,22 +170,24 @@ class BrokerAddress:
             chunk_bytes=chunk_bytes,
             path=(parts.path.rstrip("/") or WEBSOCKET_PATH) if websocket else "",
             proxy=_checked_proxy(proxy) if proxy else "",
+            ca=ca,
         )
 
     @classmethod
-    def of(cls, settings: BrokerSettings, granted: str) -> BrokerAddress:
-        """Return the address by a program's settings; ``granted`` is the URL in its grant.
+    def of(cls, settings: BrokerSettings, granted: Granted) -> BrokerAddress:
+        """Return the address by a program's settings, or else by its grant.
 
         Raises:
             ConfigError: as `parse`.
         """
         return cls.parse(
-            settings.broker or granted,
+            settings.broker or granted.broker,
             ca_file=settings.ca,
             cert_file=settings.cert,
             key_file=settings.key,
             chunk_bytes=settings.chunk_bytes,
             proxy=settings.proxy,
+            ca=granted.broker_ca,
         )
 
     def __str__(self) -> str:
@@ -214,7 +231,8 @@ class BrokerAddress:
         import ssl  # not at the top: it takes 3 MB of memory
 
         try:
-            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+            own = None if self.ca_file else self.ca or None
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None, cadata=own)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.cert_file is not None:
                 context.load_cert_chain(str(self.cert_file), str(self.key_file))

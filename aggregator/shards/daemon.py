@@ -76,7 +76,7 @@ class WorkerDaemon:
         self._service: WorkerService | None = None
         self._sender: BlockSender | None = None
         self._jobs = ThreadWorkers(self._inbox.put, "shoal-sums")
-        address = BrokerAddress.of(config, self._membership.broker)
+        address = BrokerAddress.of(config, self._membership.grant)
         name, will = self._membership.identity.name, worker_presence(self._membership, self._birth, online=False)
         self._transport = MqttTransport(
             address,

@@ -234,6 +234,7 @@ class DeviceGrant:
     """A device's credentials from the owner: those of `AggregatorGrant`, and the secret of a key version.
 
     Attributes:
+        broker_ca: the certificate, DER, of the CA that the broker's is to have; empty for those of the system.
         roster: the newest, signed; empty if the grant renews a member's keys, so that new keys for n parties take n short
             messages instead of n rosters with n members.
         keys_since: the key version: the roster sequence at which these secrets were drawn.
@@ -245,6 +246,7 @@ class DeviceGrant:
     fleet: str
     owner_key: Fixed32
     broker: str = field(repr=False)
+    broker_ca: bytes = field(default=b"", repr=False)
     roster: bytes
     keys_since: U32
     receiving: U32
@@ -261,6 +263,7 @@ class AggregatorGrant:
     fleet: str
     owner_key: Fixed32
     broker: str = field(repr=False)
+    broker_ca: bytes = field(default=b"", repr=False)
     roster: bytes
     keys_since: U32
     broadcast_key: Fixed32 = field(repr=False)

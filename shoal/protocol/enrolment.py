@@ -16,6 +16,8 @@ from shoal.protocol.documents import Member, require_name
 LINE_PREFIX: Final = "shoal1-"
 CHECK_BYTES: Final = 4
 MAX_LINE_CHARS: Final = 4096
+MAX_CA_BYTES: Final = 2048
+"""Largest certificate in a line: that of a CA with keys on a curve has 500 bytes, with RSA of 4096 bits 1,400."""
 MAX_REASON_BYTES: Final = 512
 """Longest text in a refusal: two of them fit one chunk."""
 _HINT: Final = "copy the whole line that `shoal-fleet invite` printed"
@@ -92,6 +94,7 @@ class Token:
 
     Attributes:
         broker: URL, with the user and password of new devices if the broker requires them.
+        broker_ca: the certificate, DER, of the CA that the broker's is to have; empty for those of the system.
         owner, aggregator: fingerprints.
         expires_at_s: unix seconds by the owner's clock.
         secret: 16 random bytes.
@@ -99,6 +102,7 @@ class Token:
 
     fleet: str
     broker: str = field(repr=False)
+    broker_ca: bytes = field(default=b"", repr=False)
     owner: str
     aggregator: str
     expires_at_s: U64
@@ -106,6 +110,8 @@ class Token:
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
+        if len(self.broker_ca) > MAX_CA_BYTES:
+            raise WireError(f"a CA's certificate of {len(self.broker_ca)} bytes, over {MAX_CA_BYTES}")
         # A WireError like that of any other bad field, since `decode` runs this on received bytes.
         try:
             BrokerAddress.parse(self.broker)
@@ -125,8 +131,10 @@ class Token:
             ConfigError: it is not such a line, or incomplete. The message does not repeat the line, which is a secret.
         """
         text = line.strip()
-        if not text.startswith(LINE_PREFIX) or len(text) > MAX_LINE_CHARS:
+        if not text.startswith(LINE_PREFIX):
             raise ConfigError("this is no enrolment line", hint=_HINT)
+        if len(text) > MAX_LINE_CHARS:
+            raise ConfigError(f"the enrolment line is longer than {MAX_LINE_CHARS} characters", hint=_HINT)
         body = text.removeprefix(LINE_PREFIX)
         try:
             data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)

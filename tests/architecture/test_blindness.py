@@ -169,7 +169,7 @@ def test_configuration_refuses_unknown_keys(tmp_path, name):
 def test_grant_has_no_field_for_a_secret():
     """The fields of the aggregator's grant are pinned by name."""
     names = {f.name for f in dataclasses.fields(AggregatorGrant)}
-    assert names == {"fleet", "owner_key", "broker", "roster", "keys_since", "broadcast_key"}
+    assert names == {"fleet", "owner_key", "broker", "broker_ca", "roster", "keys_since", "broadcast_key"}
 
 
 def test_device_image_holds_no_other_party(tmp_path):

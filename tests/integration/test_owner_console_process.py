@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shoal.owner.broker.address import SETTINGS_FILE
+from shoal.owner.keys.settings import SETTINGS_FILE
 from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.consoles import console_of, until
 from tests.helpers.taken_away import NAMES

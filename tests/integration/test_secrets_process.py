@@ -92,9 +92,7 @@ class Aftermath:
         line = next(x for x in told.splitlines() if x.startswith("shoal1-"))
         (self.home / f"token-{name}.log").write_text(told.replace(line, "-"))  # that is where the line belongs
         self.lines.append(line)
-        asking = self.place.start(
-            f"enrol-{name}", "shoal-edge", "enrol", name, "--ca", "broker/ca.crt", stdin=line + "\n"
-        )
+        asking = self.place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
         self.place.until(lambda: "fingerprint " in self.place.log(f"enrol-{name}"), f"enrol-{name}")
         print_ = self.place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
         self.place.call(f"approve-{name}", "shoal-fleet", "approve", "owner", print_, "--wait", "60")
@@ -103,14 +101,14 @@ class Aftermath:
     def train(self):
         """Run FedAvg of a few rounds from random origins, all programs talkative, and leave them running."""
         start = self.place.start
-        start("server", "shoal-aggregator", "serve", "server", "--ca", "broker/ca.crt", "--log", "debug")
+        start("server", "shoal-aggregator", "serve", "server", "--log", "debug")
         self.add("dev-2")
         self.add("dev-3")
         self.enrol("dev-1")
         for seed, name in enumerate(DEVICES):
             x, y = samples(60, INPUTS, CLASSES, seed=seed)
             np.savez(self.home / f"{name}.npz", x=x, y=y)
-            options = ("--data", f"{name}.npz", "--ca", "broker/ca.crt", "--log", "debug")
+            options = ("--data", f"{name}.npz", "--log", "debug")
             start(name, "shoal-edge", "run", name, *options)
         start("watch", "shoal-fleet", "devices", "owner", "--watch")
         bundle, owner = logistic_bundle(INPUTS, CLASSES), self.owner()

@@ -12,8 +12,8 @@ from shoal.errors import BrokerUnreachableError
 from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.probe import certificate_expiry, client_certificate_expiry, log_in
+from tests.helpers.certificates import Authority
 from tests.helpers.mqtt_clients import Client, settle
-from tests.integration.certificates import Authority
 
 pytestmark = pytest.mark.broker
 

@@ -12,9 +12,9 @@ from shoal.errors import BrokerUnreachableError
 from shoal.transport.base import Connected, Disconnected
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.probe import certificate_expiry
+from tests.helpers.certificates import Authority
 from tests.helpers.mqtt_clients import Client, settle
-from tests.integration.certificates import Authority
-from tests.integration.proxies import ConnectProxy
+from tests.helpers.proxies import ConnectProxy
 
 pytestmark = [
     pytest.mark.broker,

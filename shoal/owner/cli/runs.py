@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperCommand
 
 from shoal.errors import ShoalError, UsageError
-from shoal.owner.broker.address import settings_of
 from shoal.owner.cli.options import Directory
 from shoal.owner.cli.pairs import pairs, private_words
+from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction

@@ -65,6 +65,7 @@ class TokenStore:
             same = Token(
                 fleet=self._fleet.name,
                 broker=self._fleet.broker_for(ENROL_USER),
+                broker_ca=self._fleet.broker_ca,
                 owner=self._fleet.fingerprint,
                 aggregator=fingerprint(aggregator),
                 expires_at_s=now_s + life_s,

@@ -20,6 +20,7 @@ from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
 from shoal.owner.keys.run_files import RUNS, highest_run
+from shoal.owner.keys.settings import broker_ca
 from shoal.owner.keys.vault import (
     BACKUP_HINT,
     OWNER_FILE,
@@ -263,6 +264,11 @@ class FleetDirectory:
     def broker_for(self, user: str) -> str:
         """Return the broker's address as ``user`` connects to it."""
         return self.users.address(self.secrets.broker, user)
+
+    @property
+    def broker_ca(self) -> bytes:
+        """The CA's certificate by which parties know the broker, as grants and lines have it; see `settings.broker_ca`."""
+        return broker_ca(self.path, self.secrets.broker)
 
     def add_device(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Add a device, or renew the grant of one that is listed; return the path of its grant.
@@ -581,6 +587,7 @@ class FleetDirectory:
                 fleet=s.fleet,
                 owner_key=key,
                 broker=broker,
+                broker_ca=self.broker_ca,
                 roster=roster,
                 keys_since=since,
                 broadcast_key=s.broadcast_key,
@@ -592,6 +599,7 @@ class FleetDirectory:
                 fleet=s.fleet,
                 owner_key=key,
                 broker=broker,
+                broker_ca=self.broker_ca,
                 roster=roster,
                 keys_since=since,
                 receiving=known.number,

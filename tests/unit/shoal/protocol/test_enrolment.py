@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import ConfigError, WireError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.enrolment import LINE_PREFIX, MAX_LINE_CHARS, EnrolStatement, Token
+from shoal.protocol.enrolment import LINE_PREFIX, MAX_CA_BYTES, MAX_LINE_CHARS, EnrolStatement, Token
 
 TOKEN = Token(
     fleet="reef",
@@ -42,7 +42,7 @@ def test_line_is_one_word():
         ("", "this is no enrolment line"),
         (LINE.removeprefix(LINE_PREFIX), "this is no enrolment line"),
         (LINE.replace("shoal1-", "shoal2-"), "this is no enrolment line"),
-        (LINE + "A" * MAX_LINE_CHARS, "this is no enrolment line"),
+        (LINE + "A" * MAX_LINE_CHARS, "longer than 4096 characters"),
         (LINE[:20] + " " + LINE[20:], "characters that do not belong"),
         (LINE[:20] + "\u00e9" + LINE[21:], "characters that do not belong"),
         (LINE[:20] + "." + LINE[21:], "characters that do not belong"),
@@ -69,8 +69,18 @@ def test_longest_line_is_read():
     while len((longer := dataclasses.replace(longest, owner=longest.owner + "o" * 9)).to_line()) <= MAX_LINE_CHARS:
         longest = longer
     assert Token.from_line(longest.to_line()) == longest
-    with pytest.raises(ConfigError, match="no enrolment line"):
+    with pytest.raises(ConfigError, match="longer than"):
         Token.from_line(longer.to_line())
+
+
+def test_largest_certificate_fits() -> None:
+    largest = dataclasses.replace(
+        TOKEN, broker=f"wss://enrol:{'p' * 43}@{'b' * 63}.example/mqtt", broker_ca=bytes(MAX_CA_BYTES)
+    )
+    assert Token.from_line(largest.to_line()) == largest
+    larger = encode(TOKEN).replace(bytes(4), (MAX_CA_BYTES + 1).to_bytes(4, "little") + bytes(MAX_CA_BYTES + 1), 1)
+    with pytest.raises(ConfigError, match="CA's certificate of 2049 bytes"):
+        Token.from_line(line_of(larger))
 
 
 @pytest.mark.parametrize("changes", [{"fleet": "No Name"}, {"broker": "http://broker.example"}, {"broker": ""}])
