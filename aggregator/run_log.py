@@ -62,6 +62,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.DISK: "disk is full or fails",
     DeclineReason.STATE: "waits for a checkpoint",
     DeclineReason.KEYS: "waits for a round under the newer keys",
+    DeclineReason.TRAINER: "its own training code is missing, another, or fails",
     DeclineReason.METERED: "its link is metered at this time of day",
 }
 WARNED_OF: Final = frozenset({STANDS_STILL, FLEET_TOO_SMALL, NOT_WAITED_FOR})

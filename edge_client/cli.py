@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_client.config import DATA_HELP, EdgeConfig
-from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, choose
+from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, TrainerCommand, choose
 from edge_client.learning.reading import Reading
 from shoal.errors import NotEnrolledError, UsageError
 from shoal.util.config import Layers, read
@@ -19,6 +19,9 @@ from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, 
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edge_client.inference import MakeBackend
     from edge_client.storage.state import OwnModel
 
 app = new_app("Train on this device's own data; upload only masked, sealed updates.")
@@ -196,8 +199,8 @@ def predict(
     """
     from edge_client.inference import choose
 
-    chosen = choose(directory, live=live)
     settings = read(EdgeConfig).values
+    chosen = choose(directory, live=live, backend=_backend(settings))
     reading = Reading(settings["label"], settings["separator"])
     labels = chosen.bundle.manifest.data.labels
     ask = chosen.probabilities if probabilities else chosen.predict
@@ -232,7 +235,7 @@ def evaluate(
     from edge_client.learning.evaluation import ClassFigures
     from edge_client.status import evaluation_lines
 
-    chosen = choose(directory, live=live)
+    chosen = choose(directory, live=live, backend=_backend(read(EdgeConfig).values))
     # Who compares answers wants every sample.
     reading = Reading(layers.values["label"], layers.values["separator"], skip_bad=0)
     with working("computing the answers"):
@@ -296,6 +299,14 @@ def _export_certified(directory: Path, output: Path, *, json: bool) -> None:
     write_atomic(output, data)
     say_result({"file": str(output), "round": round_}, f"{output}: certified models up to round {round_}", as_json=json)
     note("next: shoal-fleet run start DIR --from FILE on the owner's machine; it holds the model in clear")
+
+
+def _backend(settings: Mapping[str, Any]) -> MakeBackend:
+    """Return the maker of what answers, by settings: own training code, for a task that names one, or the usual executor."""
+    from edge_client.learning.trainer.choice import make_model
+
+    spec, most_s, most_mb = settings["trainer"], settings["trainer_s"], settings["trainer_mb"]
+    return make_model(AUTO, TrainerCommand(spec, most_s, most_mb) if spec else None)
 
 
 def _note_unfinished(wanted: bool, live: bool, model: OwnModel) -> None:

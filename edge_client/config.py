@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from edge_client.learning.executor.choice import AUTO, check_setting
+from edge_client.learning.executor.choice import AUTO, MOST_TRAINER_S, TrainerCommand, check_setting
 from edge_client.learning.reading import Reading
 from edge_client.metered import parse_hours
 from shoal.address import check_chunk_bytes
@@ -78,6 +78,23 @@ class EdgeConfig:
             rare=True,
         ),
     ] = AUTO
+    trainer: Annotated[
+        str,
+        Setting(
+            "Own training code, installed here, for tasks that name it: it runs in a process of its own, without this device's "
+            "keys.",
+            metavar="PACKAGE:CLASS",
+            shown="none",
+        ),
+    ] = ""
+    trainer_s: Annotated[
+        float,
+        Setting("Longest time, in seconds, for one training of own code; after it the round is declined.", rare=True),
+    ] = MOST_TRAINER_S
+    trainer_mb: Annotated[
+        int,
+        Setting("Most memory of own code, in MB of 2^20 bytes.", shown="three quarters of the machine's", rare=True),
+    ] = 0
     max_kbps: Annotated[float, Setting("Most kilobits a second to send to the broker; 0: no limit.")] = 0.0
     chunk_bytes: ChunkBytes = CHUNK_BYTES
     metered: Annotated[
@@ -103,6 +120,7 @@ class EdgeConfig:
         ditto_weight(self.personal)
         self.reading  # noqa: B018 - it checks its options
         check_setting(self.executor)
+        self.own_trainer  # noqa: B018 - likewise
         if self.max_kbps and not LEAST_KBPS <= self.max_kbps <= MOST_KBPS:
             raise ConfigError(
                 f"max_kbps is 0, for no limit, or from {LEAST_KBPS:g} to {MOST_KBPS:g}, not {self.max_kbps:g}",
@@ -115,6 +133,11 @@ class EdgeConfig:
     def reading(self) -> Reading:
         """How the files of samples are read."""
         return Reading(self.label, self.separator, self.skip_bad, growing=self.watch, decimal=self.decimal)
+
+    @property
+    def own_trainer(self) -> TrainerCommand | None:
+        """The operator's training code; None without."""
+        return TrainerCommand(self.trainer, self.trainer_s, self.trainer_mb) if self.trainer else None
 
     @property
     def finishes(self) -> bool:

@@ -47,7 +47,7 @@ def diagnose(config: EdgeConfig, *, with_data: bool) -> list[Check]:
         checked("state", lambda: _state(files, member)),
         checked("data", lambda: _data(config.data if with_data else None, files, member, config.reading)),
         ok("versions", versions()),
-        checked("executor", lambda: _executor(config.executor, files, member)),
+        checked("executor", lambda: _executor(config, files, member)),
     ]
 
 
@@ -141,16 +141,25 @@ def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[s
     return [doubt] if doubt else []
 
 
-def _executor(setting: str, files: DeviceState, member: DeviceMembership) -> Check:
+def _executor(config: EdgeConfig, files: DeviceState, member: DeviceMembership) -> Check:
     """Try the executor that `shoal-edge run` would take: ONNX Runtime in a child process, numpy with the run's graphs.
 
+    For a task that names a trainer it is own training code, which begins and is compared with the task.
+
     Raises:
+        TrainerError: the task needs a trainer, and this device has none or another, or it fails.
         ConfigError: the setting is not valid, or asks for an executor that is not installed.
         TaskError: numpy lacks an operator of the run's task.
         IntegrityError: the stored run is damaged.
     """
-    if choose(setting) == NUMPY:
-        return _numpy(_run(files, member))
+    run = _run(files, member)
+    if run is not None and run.bundle.manifest.trainer is not None:
+        from edge_client.learning.trainer.model import TrainerModel
+
+        TrainerModel(run.bundle, config.own_trainer).begin()
+        return ok("executor", f"{config.trainer}, which is the trainer that the task of run {run.plan.run} names")
+    if choose(config.executor) == NUMPY:
+        return _numpy(run)
     # In a child first: on a processor that it does not support, loading it would end this program.
     fault = trial.failure()
     if fault:

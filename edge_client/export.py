@@ -28,9 +28,13 @@ def export(bundle: TaskBundle, theta: Float32Vector, path: Path, scale: Scale | 
         scale: standardises ``x`` inside the file; None if the task does not standardise.
 
     Raises:
-        TaskError: theta does not fit the task or is not finite.
+        TaskError: theta does not fit the task or is not finite, or the task has no graphs.
         ConfigError: the file can't be written.
     """
+    if bundle.manifest.trainer is not None:
+        raise TaskError(
+            "a model of own training code has no ONNX form", hint="shoal-fleet models get writes its parameters by name"
+        )
     if theta.shape != (bundle.length,) or theta.dtype != np.float32:
         raise TaskError(f"the model must be a float32 vector of {bundle.length} coordinates, not {theta.shape}")
     if not np.isfinite(theta).all():

@@ -5,9 +5,10 @@ Of a finished run, the model of the device's personal choice answers unless a no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from edge_client import export as exporting
 from edge_client.learning.data import load, load_inputs
 from edge_client.learning.evaluation import ClassFigures, ErrorFigures, of_classes, of_numbers
-from edge_client.learning.model import device_model
+from edge_client.learning.model import Backend
 from edge_client.learning.personal import CLUSTER, node_name, node_of
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.standardisation import scale_for, standardised
+from edge_client.learning.trainer.choice import device_model
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
 from edge_client.storage import path_models as kept
@@ -28,6 +30,7 @@ from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError
 from shoal.task.bundle import TaskBundle
 
+MakeBackend: TypeAlias = Callable[[TaskBundle, int], Backend]
 ENSEMBLE: Final = "ensemble"
 """Named in place of a candidate if all models on the device's path answer together."""
 
@@ -43,6 +46,7 @@ class Chosen:
         choice: name of the device's personal choice; see `edge_client.learning.personal`.
         trained: the chosen model, if it is one that the device trained after the run.
         scale: by which samples are standardised; None if the task does not.
+        backend: makes what computes the answers, given the task and the number of threads.
     """
 
     bundle: TaskBundle = field(repr=False)
@@ -51,6 +55,7 @@ class Chosen:
     choice: str = CLUSTER
     trained: OwnModel | None = field(default=None, repr=False)
     scale: Scale | None = field(default=None, repr=False)
+    backend: MakeBackend = field(default=device_model, repr=False)
 
     @property
     def own(self) -> OwnModel:
@@ -81,7 +86,7 @@ class Chosen:
         if ensemble and node is not None:
             raise ConfigError("one node or the ensemble of all, not both", hint="leave --node or --ensemble away")
         models = self.models if ensemble else (self.at(node),)
-        backend = device_model(self.bundle)
+        backend = self.backend(self.bundle, 1)
         if self.scale is not None:
             x = standardised(x, self.scale)
         total = backend.predict(models[0].theta, x)
@@ -150,12 +155,13 @@ def softmax(outputs: NDArray[Any]) -> NDArray[np.float64]:
     return probabilities
 
 
-def choose(directory: Path, *, live: bool = False) -> Chosen:
+def choose(directory: Path, *, live: bool = False, backend: MakeBackend = device_model) -> Chosen:
     """Return the models that answer.
 
     Args:
         directory: the device's.
         live: take the model of the current run. Otherwise it is taken only while no run has finished.
+        backend: as in `Chosen`.
 
     Raises:
         IntegrityError: there is no model yet, or a file is damaged.
@@ -167,7 +173,7 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
         finished, bundle, models = found
         choice, trained = _personal(store, finished, models[-1])
         scale = scale_for(bundle.manifest, Scales(directory), finished.run_id)
-        return Chosen(bundle, models, live=False, choice=choice, trained=trained, scale=scale)
+        return Chosen(bundle, models, live=False, choice=choice, trained=trained, scale=scale, backend=backend)
     files = DeviceState(directory)
     model = files.load_model()
     package = files.load_run()
@@ -180,7 +186,7 @@ def choose(directory: Path, *, live: bool = False) -> Chosen:
             hint="let the device finish a round of the new run",
         )
     scale = scale_for(run.bundle.manifest, Scales(directory), model.run_id)
-    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True, scale=scale)
+    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True, scale=scale, backend=backend)
 
 
 def _personal(store: FinishedModels, finished: FinishedModel, own: OwnModel) -> tuple[str, OwnModel | None]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from edge_client.config import ditto_weight
 from edge_client.learning.data import load, split, split_growing
 from edge_client.learning.finish import finish
-from edge_client.learning.model import make_model
 from edge_client.learning.standardisation import prepared, scale_for
+from edge_client.learning.trainer.choice import make_model
 from edge_client.learning.worker import LOWEST_PRIORITY
 from edge_client.membership import DeviceMembership
 from edge_client.run.finishing import ended_run, save
@@ -46,7 +46,7 @@ def personalise(config: EdgeConfig) -> tuple[FinishedModel, PersonalChoice]:
     scale = scale_for(bundle.manifest, Scales(config.dir), model.run_id)
     cut = split_growing if config.watch else split
     shares = prepared(cut(load(config.data, bundle.manifest, config.reading), split_seed(membership)), scale)
-    done = finish(ended, shares, make_model(config.executor)(bundle, config.threads), lambda: False)
+    done = finish(ended, shares, make_model(config.executor, config.own_trainer)(bundle, config.threads), lambda: False)
     return model, save(store, model, done, took_s=time.monotonic() - begun_s, at_s=int(time.time()))
 
 

@@ -21,7 +21,8 @@ from edge_client.config import ditto_weight
 from edge_client.learning.data import load
 from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
-from edge_client.learning.model import Backend, make_model
+from edge_client.learning.model import Backend
+from edge_client.learning.trainer.choice import make_model
 from edge_client.learning.training import Cancelled
 from edge_client.learning.watching import watch_of
 from edge_client.metered import parse_hours
@@ -48,6 +49,7 @@ from shoal.errors import (
     NotEnrolledError,
     ShoalError,
     StorageError,
+    TrainerError,
     UntrustedError,
     WireError,
     reason_of,
@@ -125,7 +127,7 @@ class DeviceRuntime:
             broker: address of the broker, without user and password, for the status file.
         """
         executor = choose(config.executor)
-        backend = backend or make_model(executor)
+        backend = backend or make_model(executor, config.own_trainer)
         self._config, self._presence_due_s = config, math.inf
         self._told: tuple[bool, tuple[str, ...]] = False, ()
         self._bad_sealers = set[str]()
@@ -137,17 +139,18 @@ class DeviceRuntime:
         self._birth = birth
         self._uniform = uniform
         self._hand_back = results
+        self._files = DeviceState(membership.directory)
+        pending = self._files.pending.load()
         self._jobs = JobFactory(
             membership,
             samples or (lambda manifest: load(config.data, manifest, config.reading)),
             threads=config.threads,
             backend=backend,
             watch=watch_of(config.data) if config.watch else None,
+            private=pending.private,
         )
         self._topics = Topics(membership.fleet)
-        self._files = DeviceState(membership.directory)
         self._chunks = Reassembler(whole_transfers=1)
-        pending = self._files.pending.load()
         up = self._topics.up(membership.name)
         self._notes = ControlMessages(membership, transport, up)
         self._uplink = Uplink(
@@ -265,7 +268,7 @@ class DeviceRuntime:
             self._results.note(announcement, assignment, result, models, self._now_s)
             if self._results.leave_out(self._jobs.left_out):
                 self._publish_presence(online=True)
-            self._uplink.keep(self.session.round.mark, result.pieces, result.residual)
+            self._uplink.keep(self.session.round.mark, result.pieces, result.residual, self._jobs.private)
             transfer = result.pieces[0].transfer_id
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
             self._go_on(self.session.job_finished(done, self._facts()))
@@ -544,7 +547,7 @@ class DeviceRuntime:
     def _run_done(self, plan: RunPlan) -> None:
         self.runs_done += self._results.finish(plan, self.session, self._now_s)
         self._publish_presence(online=True)  # the model that answers has changed
-        self._uplink.forget(self.session.round.mark, self.session.round.transfer)
+        self._uplink.forget(self.session.round.mark, self.session.round.transfer, self._jobs.private)
 
     def _drop_model(self, label: str) -> None:
         if self._models is not None:
@@ -657,19 +660,17 @@ class DeviceRuntime:
         self._tell(io.RunFollowed(run.plan, len(run.bundle.to_bytes()), lost))
 
     def _resume_run(self) -> None:
-        """Follow the run from before a restart; a device whose data no longer fit its task waits for a later run."""
+        """Follow the run from before a restart; a device that can't do its task any more waits for a later run."""
         run = self._following.resumed()
         if run is None:
             return
         try:
             self._take_run(run)
-        except DataError as error:
+        except (DataError, TrainerError) as error:
             # Not fatal: the owner signs the task of new data only once devices can have them, and the stored run may be over.
             self._following.held = None
             facts = {"run": run.plan.run, "reason": error, "hint": error.hint}
-            LOG.error(
-                "the data do not fit the task of the stored run: this device waits for a later run", extra={"kv": facts}
-            )
+            LOG.error("this device can't do the task of the stored run, and waits for a later run", extra={"kv": facts})
             self._tell(io.RunRefused(run.plan.run_id, decline_reason(error), None))
             self._results.refuse(run.plan.run, error, self.session, self._now_s)
 

@@ -119,6 +119,10 @@ class TaskError(ShoalError):
     exit_code = 8
 
 
+class TrainerError(TaskError):
+    """Own training code is missing, is another than the task names, or has failed."""
+
+
 class NotReadyError(ShoalError):
     """Nothing is wrong, and what was asked for is not there yet: try again later."""
 

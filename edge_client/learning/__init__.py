@@ -8,7 +8,7 @@
 `watching` notices files that grow, `statistics` has a device's part in the fleet's scale,
 `standardisation` scales them, `evaluation` has a model's figures beside a guess's. `model` evaluates the graphs,
 `scoring` picks the best of k models, `training` trains, `norm_noise` perturbs an update's length,
-`update` carries out an assignment, `worker` runs it in a second thread.
+`update` carries out an assignment, `worker` runs it in a second thread. `trainer` runs own training code in a process.
 
 Example: `update.carry_out` scores the candidates, trains the best one, and returns the sealed upload.
 """

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from edge_client.learning.executor.base import Graph
-from edge_client.learning.executor.choice import AUTO, NUMPY, choose
 from shoal.errors import TaskError
 from shoal.task.manifest import GRAPH_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from edge_client.learning.executor.base import Executor, MakeExecutor
+    from shoal.protocol.recipe import LocalTraining
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -56,6 +57,28 @@ class Backend(Protocol):
 
     def predict(self, theta: Float32Vector, x: NDArray[Any]) -> NDArray[np.float32]:
         """Return the model's outputs for n samples, first dimension n."""
+
+
+@runtime_checkable
+class OwnTraining(Protocol):
+    """What a backend has besides if it trains by itself; `edge_client.learning.trainer.model.TrainerModel` is one."""
+
+    def train(
+        self,
+        theta0: Float32Vector,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        settings: LocalTraining,
+        *,
+        seed: int,
+        cancelled: Callable[[], bool],
+    ) -> tuple[Float32Vector, float, int]:
+        """Return the trained model (d,) float32, the mean training loss and the number of steps."""
+
+    def losses(
+        self, theta: Float32Vector, x: NDArray[Any], y: NDArray[Any], cancelled: Callable[[], bool]
+    ) -> NDArray[np.float64]:
+        """Return the loss of each sample, shape (n,), float64."""
 
 
 class GraphModel:
@@ -188,17 +211,3 @@ class NumpyModel(GraphModel):
         super().__init__(bundle, NumpyExecutor, threads)
         for graph in GRAPH_NAMES:
             self._executor(graph)
-
-
-def make_model(setting: str) -> Callable[[TaskBundle, int], Backend]:
-    """Return the maker of a device's models.
-
-    Args:
-        setting: auto, onnxruntime or numpy, as in a device's configuration.
-    """
-    return NumpyModel if choose(setting) == NUMPY else OrtModel
-
-
-def device_model(bundle: TaskBundle, threads: int = 1) -> Backend:
-    """Return the model of a device that is not configured: in ONNX Runtime if it is installed, else in numpy."""
-    return make_model(AUTO)(bundle, threads)

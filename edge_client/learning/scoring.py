@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_client.learning.model import OwnTraining
 from edge_client.learning.training import Cancelled
 from shoal.errors import TaskError
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 
+def _never() -> bool:
+    return False
+
+
 def score(models: Sequence[Float32Vector], batch: Dataset, backend: Backend) -> NDArray[np.float64]:
     """Return each model's mean loss on the batch, shape (k,), float64.
 
@@ -27,7 +32,11 @@ def score(models: Sequence[Float32Vector], batch: Dataset, backend: Backend) -> 
         batch: n samples.
         backend: evaluates the task's loss.
     """
-    return np.array([backend.score(theta, batch.x, batch.y).mean_loss for theta in models], dtype=np.float64)
+    if isinstance(backend, OwnTraining):
+        means = [backend.losses(theta, batch.x, batch.y, _never).mean() for theta in models]
+    else:
+        means = [backend.score(theta, batch.x, batch.y).mean_loss for theta in models]
+    return np.array(means, dtype=np.float64)
 
 
 def choose(losses: NDArray[np.float64]) -> int:
@@ -49,13 +58,16 @@ def choose(losses: NDArray[np.float64]) -> int:
 
 
 def sample_losses(
-    theta: Float32Vector, batch: Dataset, backend: Backend, cancelled: Callable[[], bool] = lambda: False
+    theta: Float32Vector, batch: Dataset, backend: Backend, cancelled: Callable[[], bool] = _never
 ) -> NDArray[np.float64]:
     """Return the model's loss of each sample, shape (n,), float64; NaN where it is not finite.
 
     Raises:
         Cancelled: ``cancelled()`` returned true.
     """
+    if isinstance(backend, OwnTraining):
+        found = backend.losses(theta, batch.x, batch.y, cancelled)
+        return np.where(np.isfinite(found), found, np.nan)
     losses = np.empty(len(batch), np.float64)
     for i in range(len(batch)):
         if cancelled():

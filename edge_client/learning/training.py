@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from edge_client.learning.model import OwnTraining
 from shoal.errors import ShoalError, TaskError
 from shoal.protocol.recipe import LocalTraining
 
@@ -89,6 +90,10 @@ def train(
         Cancelled: ``cancelled()`` returned true.
         TaskError: loss, gradient or model is no longer finite.
     """
+    if isinstance(backend, OwnTraining):
+        now = replace(settings, lr=settings.lr * settings.lr_decay**round, lr_decay=1.0)
+        theta, mean, steps = backend.train(theta0, batch.x, batch.y, now, seed=_seed(rng), cancelled=cancelled)
+        return TrainResult(_finite(np.subtract(theta, theta0, out=theta)), mean, steps)
     lr = np.float32(settings.lr * settings.lr_decay**round)
     momentum, mu = np.float32(settings.momentum), np.float32(settings.prox_mu)
     theta, scratch = theta0.copy(), np.empty_like(theta0)
@@ -118,11 +123,21 @@ def train(
         total += loss * len(x)
         seen += len(x)
         steps += 1
-    delta = np.subtract(theta, theta0, out=theta)
-    if not np.isfinite(delta).all():
-        raise TaskError("the trained model holds numbers that are not finite", hint=_DIVERGED_HINT)
+    delta = _finite(np.subtract(theta, theta0, out=theta))
     mean = total / seen if seen else backend.score(theta0, batch.x, batch.y).mean_loss
     return TrainResult(delta, mean, steps)
+
+
+def _finite(delta: Float32Vector) -> Float32Vector:
+    if not np.isfinite(delta).all():
+        raise TaskError("the trained model holds numbers that are not finite", hint=_DIVERGED_HINT)
+    return delta
+
+
+def _seed(rng: Shuffler) -> int:
+    """Return 32 bits for code that draws by itself: two places of an order of 2^16."""
+    high, low = rng.permutation(1 << 16)[:2].tolist()
+    return int(high << 16 | low)
 
 
 def _clip(gradient: Float32Vector, most: float) -> None:

@@ -3,42 +3,35 @@
 A task may have private parameters (FedPer: Arivazhagan et al., 2019). Devices upload, mask and average the first d coordinates of
 a model alone; the last p are one vector on each device, whichever of the fleet's models it trains.
 
-``models/private.bin`` holds the values before and after the last round in which the device trained. A round that is worked on
-again, after a crash or for a new announcement of the same round, begins with the values before it, so that each round trains
-them once. The values are durable before the round's upload is.
+The values before and after the last round in which the device trained are stored with that round's upload, by the same write
+(`edge_client.storage.pending_upload`). A round that is worked on again, after a crash or for a new announcement, begins with the
+values before it, so that each round trains them once.
 
-Example: a device is killed in round 7 after its values are stored and before its upload is. It starts, trains round 7 again from
-the values after round 6, and stores the same bytes.
+Example: a device is killed in round 7 before its upload is stored. It starts, and trains round 7 again from the values after
+round 6. If it is killed after that, it has both, and sends the same upload.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_client.models.store import FOLDER, checked_content
 from shoal.digests import sha256
 from shoal.errors import IntegrityError, TaskError
-from shoal.protocol.codec import U32, Fixed16, encode, message
-from shoal.util.files import private_directory, read_if_there, sync_directory, write_atomic, write_failed
+from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
+from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
-
-LOG = logging.getLogger("shoal.edge")
-PRIVATE_FILE: Final = "private.bin"
 
 
 @message(81)
 @dataclass(frozen=True, slots=True)
 class PrivateFile:
-    """The head of private.bin; the values before and after ``round``, (length,) float32 each, and the SHA-256 of all follow."""
+    """The head of stored values; those before and after ``round``, (length,) float32 each, and the SHA-256 of all follow."""
 
     run_id: Fixed16
     round: U32
@@ -70,18 +63,18 @@ class PrivateValues:
     """The private coordinates of one run on one device.
 
     Args:
-        directory: the device's.
         run_id: the run.
-        initial: the task's initial values, (p,) float32; p may be 0, and then nothing is read or written.
+        initial: the task's initial values, (p,) float32; p may be 0.
+        stored: what `to_bytes` returned before a restart; that of another run does not count.
     """
 
-    def __init__(self, directory: Path, run_id: bytes, initial: Float32Vector) -> None:
-        self._directory = directory
+    def __init__(self, run_id: bytes, initial: Float32Vector, stored: bytes = b"") -> None:
         self._run_id = run_id
         self._round = 0
         self._before = self._after = initial
-        if len(initial):
-            self._load()
+        found = parse_values(stored, run_id, len(initial)) if len(initial) and stored else None
+        if found is not None:
+            self._round, self._before, self._after = found
 
     @property
     def newest(self) -> Float32Vector:
@@ -93,61 +86,32 @@ class PrivateValues:
         return self._before if self._round == round_ else self._after
 
     def keep(self, round_: int, trained: Float32Vector) -> None:
-        """Make the values (p,) float32 durable that a round's training has ended with.
+        """Take the values (p,) float32 that a round's training has ended with."""
+        self._round, self._before, self._after = round_, self.at(round_), trained
 
-        Raises:
-            ConfigError: the file can't be written; the values from before the round stay.
-        """
-        if not len(trained):
-            return
-        before = self.at(round_)
-        head = encode(PrivateFile(self._run_id, round_, len(trained)))
-        pieces = (head, before.astype("<f4").tobytes(), trained.astype("<f4").tobytes())
-        folder = private_directory(self._directory / FOLDER)
-        write_atomic(folder / PRIVATE_FILE, *pieces, sha256(*pieces))
-        self._round, self._before, self._after = round_, before, trained
-
-    def _load(self) -> None:
-        path = self._directory / FOLDER / PRIVATE_FILE
-        try:
-            found = stored_values(path, self._run_id, len(self._after))
-        except IntegrityError as error:
-            LOG.warning("private values are lost", extra={"kv": {"reason": error, "hint": error.hint}})
-            return
-        if found is not None:
-            self._round, self._before, self._after = found
+    def to_bytes(self) -> bytes:
+        """Return the values as they are stored; empty if there are none, or none that are trained."""
+        if not self._round or not len(self._after):
+            return b""
+        head = encode(PrivateFile(self._run_id, self._round, len(self._after)))
+        pieces = (head, self._before.astype("<f4").tobytes(), self._after.astype("<f4").tobytes())
+        return b"".join((*pieces, sha256(*pieces)))
 
 
-def erase(directory: Path) -> None:
-    """Remove the private values of an earlier run from a device's directory.
+def parse_values(data: bytes, run_id: bytes, length: int) -> tuple[int, Float32Vector, Float32Vector] | None:
+    """Return round and values before and after it; None if they are of another run.
 
     Raises:
-        ConfigError: the file can't be removed.
+        IntegrityError: they are damaged.
     """
-    path = directory / FOLDER / PRIVATE_FILE
-    try:
-        if path.exists():
-            path.unlink()
-            sync_directory(path.parent)
-    except OSError as error:
-        raise write_failed(path, error) from error
-
-
-def stored_values(path: Path, run_id: bytes, length: int) -> tuple[int, Float32Vector, Float32Vector] | None:
-    """Return round and values before and after it; None if the file is missing or of another run.
-
-    Raises:
-        IntegrityError: the file is damaged.
-    """
-    data = read_if_there(path)
-    if data is None:
-        return None
-    hint = "they begin with the task's initial values again"
-    head, body = checked_content(path, data, PrivateFile, hint)
+    content = memoryview(data)[:-DIGEST_BYTES]
+    if sha256(content) != data[-DIGEST_BYTES:]:
+        raise IntegrityError("the private values stored with the last upload are damaged")
+    head, body = decode_prefix(content, PrivateFile)
     if head.run_id != run_id:
         return None
     if head.length != length or len(body) != 8 * length:
-        raise IntegrityError(f"{path} holds {len(body)} bytes where twice {length} coordinates belong", hint=hint)
+        raise IntegrityError(f"{len(body)} bytes of private values where twice {length} coordinates belong")
     values = np.frombuffer(body, "<f4").astype(np.float32).reshape(2, length)
     values.flags.writeable = False
     return head.round, values[0], values[1]

@@ -19,6 +19,7 @@ from shoal.errors import (
     ShoalError,
     StorageError,
     TaskError,
+    TrainerError,
     UntrustedError,
 )
 from shoal.protocol.messages import Announcement, DeclineReason
@@ -33,6 +34,8 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.DISK
         case DataError():
             return DeclineReason.DATA
+        case TrainerError():
+            return DeclineReason.TRAINER
         case TaskError():
             return DeclineReason.TASK
         case MissingStateError():

@@ -28,8 +28,15 @@ R_contra = TypeVar("R_contra", contravariant=True)
 class UploadFile(Protocol[R_contra]):
     """Stores the upload of the current round; `edge_client.storage.pending_upload.PendingUploadFiles` is one."""
 
-    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: R_contra | None = None) -> None:
-        """Store an upload durably, with its residual; once it was answered, ``sealed`` is empty."""
+    def save(
+        self,
+        mark: ReplayWatermark,
+        transfer: bytes,
+        sealed: bytes,
+        residual: R_contra | None = None,
+        private: bytes = b"",
+    ) -> None:
+        """Store an upload durably, with its residual and private values; once it was answered, ``sealed`` is empty."""
 
 
 class Unacknowledged:
@@ -86,21 +93,28 @@ class Uplink(Generic[R]):
         self._pieces: Sequence[SealedMessage] = pieces_of(sealed) if sealed else ()
         self.residual = residual
 
-    def keep(self, mark: ReplayWatermark, pieces: Sequence[SealedMessage], residual: R | None = None) -> None:
-        """Store an upload and its residual, durably.
+    def keep(
+        self,
+        mark: ReplayWatermark,
+        pieces: Sequence[SealedMessage],
+        residual: R | None = None,
+        private: bytes = b"",
+    ) -> None:
+        """Store an upload, its residual and the device's private values, durably and by one write.
 
         Args:
             mark: the replay watermark of its round.
             pieces: the upload: the header's message first, then the parts to workers, if there are any.
             residual: what the upload leaves.
+            private: the private values before and after its round.
         """
-        self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual)
+        self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual, private)
         self._pieces, self.residual = pieces, residual
 
-    def forget(self, mark: ReplayWatermark, transfer: bytes) -> None:
-        """Drop the bytes of an upload that was answered; its transfer id stays stored."""
+    def forget(self, mark: ReplayWatermark, transfer: bytes, private: bytes = b"") -> None:
+        """Drop the bytes of an upload that was answered; its transfer id and the ``private`` values stay stored."""
         if self._pieces:
-            self._files.save(mark, transfer, b"")
+            self._files.save(mark, transfer, b"", None, private)
             self._pieces, self.residual = (), None
 
     def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:

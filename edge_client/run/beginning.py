@@ -21,7 +21,7 @@ from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.followed_run import Run
 from edge_client.models.checkpoints import CONTENT_LABEL
 from edge_client.models.fresh_start import TensorFigures, figures_of
-from edge_client.models.private_values import erase, initial_values, joined
+from edge_client.models.private_values import initial_values, joined
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore, Transcript
 from edge_client.run.held_models import HeldModels, opened
@@ -92,9 +92,8 @@ def open_run(package: bytes | memoryview, membership: DeviceMembership) -> Opene
 def keep_run(
     begun: OpenedRun, package: bytes | memoryview, membership: DeviceMembership, files: DeviceState
 ) -> HeldModels:
-    """Make a run durable that begins, erase keys, states and private values of the one before, and return the models held."""
+    """Make a run durable that begins, erase keys and states of the one before, and return the models held."""
     store = StateStore.begin(membership.directory, begun.chain)
-    erase(membership.directory)
     store.commit(begun.states, applied=begun.chain.next_round - 1)
     plan = decode(package, RunPackage).plan
     start = begun.run.start

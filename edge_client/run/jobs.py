@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from edge_client.learning.data import Dataset, DataSplits, split, split_growing
 from edge_client.learning.data_doubts import doubts, model_doubt, no_better_doubt
 from edge_client.learning.evaluation import majority_share
-from edge_client.learning.model import device_model
 from edge_client.learning.reading import NONE_LEFT_OUT
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.statistics import scale_doubt, scale_of_state, statistics_of
+from edge_client.learning.trainer.choice import device_model
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModel, FinishedModels, Validation, measured
@@ -46,6 +46,7 @@ class JobFactory:
     Attributes:
         doubts: about the samples, one sentence each.
         left_out: the damaged samples that are not among them.
+        private: the device's private values, as they are stored with its next upload; empty if there are none.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class JobFactory:
         threads: int,
         backend: Callable[[TaskBundle, int], Backend] = device_model,
         watch: Watch | None = None,
+        private: bytes = b"",
     ) -> None:
         """Create the factory for one device.
 
@@ -65,6 +67,7 @@ class JobFactory:
             threads: threads of the executor.
             backend: makes the backend of a task, given the task and the number of threads.
             watch: returns the data files as they are, to read them again when they have changed; None reads them once.
+            private: the private values that were stored with the last upload before a restart.
         """
         self._watch = watch
         self._split = split if watch is None else split_growing
@@ -83,6 +86,7 @@ class JobFactory:
         self._run: Run | None = None
         self._scales = Scales(membership.directory)
         self._took: tuple[Run, Scale] | None = None
+        self.private = private
         self._private: PrivateValues | None = None
 
     def follow(self, run: Run) -> int:
@@ -110,7 +114,7 @@ class JobFactory:
             self._scale = dataclasses.replace(self._scale, run_id=run.plan.run_id)
             self._keep_scale(self._scale)
         shares, member = self._shares[1], self._membership
-        private = PrivateValues(member.directory, run.plan.run_id, initial)
+        private = PrivateValues(run.plan.run_id, initial, self.private)
         self._context_of = partial(
             TrainingContext,
             run=run,
@@ -319,7 +323,7 @@ class JobFactory:
     def keep_private(
         self, announcement: Announcement, result: Finished, thetas: Mapping[int, Float32Vector]
     ) -> Mapping[int, Float32Vector]:
-        """Make the private coordinates durable that a job has trained, and return its models with them.
+        """Take the private coordinates that a job has trained, and return its models with them.
 
         Args:
             announcement: the round.
@@ -328,13 +332,11 @@ class JobFactory:
 
         Returns:
             the models with the device's newest private coordinates, (d + p,) float32 by id.
-
-        Raises:
-            ConfigError: the file can't be written; the values from before the round stay.
         """
         assert self._private is not None
         if result.private is not None:
             self._private.keep(announcement.round, result.private)
+            self.private = self._private.to_bytes()
         return {model: joined(theta, self._private.newest) for model, theta in thetas.items()}
 
     def _finish(

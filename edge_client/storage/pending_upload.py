@@ -1,8 +1,9 @@
 """A device's stored upload: the sealed bytes that it sends in a round, with the replay watermark of that round.
 
 ``pending.0.bin`` and ``pending.1.bin`` are written in turn. A slot is durable before the first byte of its upload is sent, so
-that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored. The residual
-that an upload leaves (`edge_client.learning.feedback`) follows it in its slot: both are stored by one write, or neither.
+that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored. The device's
+private values (`edge_client.models.private_values`) and the residual that the upload leaves (`edge_client.learning.feedback`)
+follow it in its slot: all are stored by one write, or none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PENDING_FILES: Final = ("pending.0.bin", "pending.1.bin")
 @message(77)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The head of a pending slot; its SHA-256 and the sealed upload follow.
+    """The head of a pending slot; its SHA-256, the sealed upload and ``private`` bytes of private values follow.
 
     ``transfer`` is all zero if there is no upload. If only ``length`` is zero, the upload was answered and its bytes dropped.
     """
@@ -41,19 +42,21 @@ class Mark:
     nonce: Fixed16
     transfer: Fixed16
     length: U32
+    private: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
     """The contents of a pending slot: a replay watermark, and the transfer id and bytes of the upload of its round.
 
-    ``residual`` is the upload's; None if it left none, or a power cut tore it.
+    ``residual`` is the upload's; None if it left none, or a power cut tore it. ``private`` are the private values, as stored.
     """
 
     mark: ReplayWatermark
     transfer: bytes
     sealed: bytes
     residual: Residual | None = None
+    private: bytes = b""
 
     @property
     def answered(self) -> bool:
@@ -69,8 +72,15 @@ class PendingUploadFiles:
         self._slots = tuple(str(directory / name) for name in PENDING_FILES)
         self._next_slot = 0
 
-    def save(self, mark: ReplayWatermark, transfer: bytes, sealed: bytes, residual: Residual | None = None) -> None:
-        """Store the watermark, the upload of its round and the residual that it leaves, durably.
+    def save(
+        self,
+        mark: ReplayWatermark,
+        transfer: bytes,
+        sealed: bytes,
+        residual: Residual | None = None,
+        private: bytes = b"",
+    ) -> None:
+        """Store the watermark, the upload of its round, the residual that it leaves and the private values, durably.
 
         The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
         flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
@@ -84,11 +94,13 @@ class PendingUploadFiles:
                 nonce=nonce,
                 transfer=name,
                 length=len(sealed),
+                private=len(private),
             )
         )
         path = self._slots[self._next_slot]
         try:
-            new = self._write_slot(path, head, sealed, b"" if residual is None else residual.to_bytes())
+            left = b"" if residual is None else residual.to_bytes()
+            new = self._write_slot(path, (head, sha256(head), sealed, private, left))
         except OSError as error:
             raise write_failed(Path(path), error) from error
         if new:
@@ -96,12 +108,11 @@ class PendingUploadFiles:
         self._next_slot = 1 - self._next_slot
 
     @staticmethod
-    def _write_slot(path: str, head: bytes, sealed: bytes, residual: bytes) -> bool:
+    def _write_slot(path: str, pieces: tuple[bytes, ...]) -> bool:
         """Overwrite a slot, durably; return whether its file is new."""
         handle = open_own(path)
         try:
             new = os.fstat(handle).st_size == 0
-            pieces = (head, sha256(head), sealed, residual)
             ends = tuple(accumulate(map(len, pieces)))
             # The head last: a process that is killed before leaves a slot that is not valid.
             for piece, end in reversed(tuple(zip(pieces, ends, strict=True))):
@@ -146,13 +157,15 @@ class PendingUploadFiles:
         except WireError as error:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": error}})
             return None
-        digest, sealed = bytes(rest[:DIGEST_BYTES]), bytes(rest[DIGEST_BYTES : DIGEST_BYTES + mark.length])
-        residual = parse_residual(rest[DIGEST_BYTES + mark.length :], mark.transfer) if mark.length else None
-        # The digest covers the head alone; the transfer id is a digest of the upload.
+        middle, end = DIGEST_BYTES + mark.length, DIGEST_BYTES + mark.length + mark.private
+        digest, sealed, private = bytes(rest[:DIGEST_BYTES]), bytes(rest[DIGEST_BYTES:middle]), bytes(rest[middle:end])
+        residual = parse_residual(rest[end:], mark.transfer) if mark.length else None
+        # The digest covers the head alone; the transfer id is a digest of the upload, and the values end with theirs.
         torn = len(sealed) and transfer_of(sealed) != mark.transfer
+        torn = torn or (mark.private and sha256(private[:-DIGEST_BYTES]) != private[-DIGEST_BYTES:])
         if digest != sha256(encode(mark)) or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
         return PendingUpload(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, sealed, residual
+            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, sealed, residual, private
         )

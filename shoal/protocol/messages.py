@@ -93,7 +93,7 @@ class DeclineReason(IntEnum):
     device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
     program ends. STATE: the device lacks the state of a model, and waits for a checkpoint. KEYS: the round is under keys that
     the owner has replaced, and the device waits for one under the newer keys. METERED: the device's link costs money at this
-    time of day.
+    time of day. TRAINER: the device has not the task's own training code, or that has failed.
     """
 
     DATA = 1
@@ -104,6 +104,7 @@ class DeclineReason(IntEnum):
     DISK = 6
     STATE = 7
     KEYS = 8
+    TRAINER = 9
     METERED = 10
 
 

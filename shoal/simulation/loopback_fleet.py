@@ -89,6 +89,7 @@ class LoopbackFleet:
         stage: directories that hold owner, aggregator and devices already; made in ``root`` if None.
         personal: weight of Ditto's proximal term in the devices' personal finish; 0 leaves that candidate out.
         executors: device -> auto, onnxruntime or numpy; auto for those that are missing.
+        trainers: device -> its settings for own training code.
         shards: workers of the aggregator; 1 is an aggregator without workers.
 
     Attributes:
@@ -113,6 +114,7 @@ class LoopbackFleet:
         stage: Stage | None = None,
         personal: float = 0.0,
         executors: Mapping[str, str] | None = None,
+        trainers: Mapping[str, Mapping[str, Any]] | None = None,
         shards: int = 1,
     ) -> None:
         self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)), shards=shards)
@@ -122,6 +124,7 @@ class LoopbackFleet:
         self._backend = backend
         self._personal = personal
         self._executors = dict(executors or {})
+        self._trainers = dict(trainers or {})
         if origins is None:
             # Plan and origins share a seed here, so that runs are repeatable. No real fleet may do so: the aggregator
             # reads the plan's seed.
@@ -260,6 +263,7 @@ class LoopbackFleet:
             data=membership.directory,  # not read: the samples are in memory
             executor=self._executors.get(name, AUTO),
             personal=f"{self._personal}" if self._personal else "on",
+            **self._trainers.get(name, {}),
         )
         runtime = DeviceRuntime(
             config,

@@ -2,7 +2,7 @@
 
 Container (little-endian): magic ``SHTK``, u16 version, u16 section count, a u32 length for each section, then the sections
 task.toml, score.onnx, grad.onnx, predict.onnx and nothing after them. A task with private parameters has a fifth section,
-private.f32: their initial values, float32.
+private.f32: their initial values, float32. The graphs of a task that names a trainer are empty.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class TaskBundle:
     def __post_init__(self) -> None:
         for name in GRAPH_NAMES:
             graph: bytes = getattr(self, name)
+            if self.manifest.trainer is not None and graph:
+                raise TaskError(f"a task for a trainer has no {name}.onnx", hint="make the task again")
             if len(graph) > MAX_GRAPH_BYTES:
                 raise TaskError(f"{name}.onnx has {len(graph)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
             if sha256(graph).hex() != getattr(self.manifest, f"{name}_digest"):
                 raise TaskError(f"{name}.onnx is not the graph that task.toml names", hint="compile the task again")
-            if check_graph(graph, f"{name}.onnx") != self.manifest.opset:
+            if self.manifest.trainer is None and check_graph(graph, f"{name}.onnx") != self.manifest.opset:
                 raise TaskError(f"{name}.onnx uses another operator set than task.toml names")
         if len(self.private) != 4 * self.manifest.private_length:
             raise TaskError(
@@ -156,7 +158,7 @@ class TaskBundle:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TaskError(f"can't make {path}: {error.strerror}", hint="give a folder that can be written") from None
-        for name in GRAPH_NAMES:
+        for name in GRAPH_NAMES if self.manifest.trainer is None else ():
             write_atomic(path / f"{name}.onnx", getattr(self, name))
         if self.private:
             write_atomic(path / PRIVATE_FILE, self.private)
@@ -172,7 +174,8 @@ class TaskBundle:
             TaskError: a file is missing, too big, or does not belong to the others.
         """
         manifest = TaskManifest.from_toml(_read(path / "task.toml", MAX_MANIFEST_BYTES))
-        sections = [_read(path / f"{name}.onnx", MAX_GRAPH_BYTES) for name in GRAPH_NAMES]
+        graphs = manifest.trainer is None
+        sections = [_read(path / f"{name}.onnx", MAX_GRAPH_BYTES) if graphs else b"" for name in GRAPH_NAMES]
         if manifest.private_length:
             sections.append(_read(path / PRIVATE_FILE, 4 * manifest.private_length))
         return cls(manifest, *sections)

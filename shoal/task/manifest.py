@@ -95,6 +95,21 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerName:
+    """Name and version of the training code that devices have of their own; they only compare them."""
+
+    name: str
+    version: str
+
+    def __post_init__(self) -> None:
+        for what, text in (("name", self.name), ("version", self.version)):
+            if not _PARAMETER_NAME.fullmatch(text):
+                raise TaskError(
+                    f"a trainer's {what} {text[:80]!r} is not valid", hint="1 to 200 of A-Z, a-z, 0-9, '.', '_' and '-'"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class TaskManifest:
     """A task's description: all of it except the graphs.
 
@@ -111,6 +126,7 @@ class TaskManifest:
         predict_digest: SHA-256 of predict.onnx.
         format_version: of this structure.
         data: names of columns and classes, and the preparation of the samples.
+        trainer: the devices' own training code; None if they compute the task's graphs. With it the graphs are empty.
     """
 
     name: str
@@ -125,6 +141,7 @@ class TaskManifest:
     predict_digest: str
     format_version: int = FORMAT_VERSION
     data: DataDeclaration = NO_DECLARATION
+    trainer: TrainerName | None = None
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
@@ -248,6 +265,8 @@ class TaskManifest:
         if self.data != NO_DECLARATION:  # tasks without one have the bytes, and the digest, that they had before
             declared = {k: v for k, v in encode_state(self.data).document.items() if k != "target" or v}
             blocks += [f"[{_DATA}]\n{_pairs(declared)}"]
+        if self.trainer is not None:
+            blocks += [f"[{_TRAINER}]\n{_pairs(encode_state(self.trainer).document)}"]
         blocks += [f"[[parameters]]\n{_pairs(p)}" for p in document["parameters"]]
         return "\n\n".join(blocks) + "\n"
 
@@ -262,11 +281,12 @@ class TaskManifest:
             raise TaskError(f"task.toml has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
         try:
             document = tomllib.loads(data.decode("utf-8"))
-            table = document.pop(_DATA, None)
+            table, trainer = document.pop(_DATA, None), document.pop(_TRAINER, None)
             if isinstance(table, dict):
                 table.setdefault("target", [])  # tasks without one have the bytes that they had before
             file = decode_state(_TomlFile, document)
             declared = NO_DECLARATION if table is None else decode_state(DataDeclaration, table)
+            named = None if trainer is None else decode_state(TrainerName, trainer)
         except (ValueError, RecursionError) as error:
             raise TaskError(f"task.toml is not valid TOML: {str(error)[:200]}") from None
         except (DocumentError, OutOfRangeError) as error:
@@ -284,6 +304,7 @@ class TaskManifest:
             predict_digest=file.digests.predict,
             format_version=file.format_version,
             data=declared,
+            trainer=named,
         )
 
 
@@ -317,6 +338,8 @@ class _TomlFile:
 _TABLES: Final = ("input", "label", "hyper", "digests", "parameters")
 _DATA: Final = "data"
 """The table of the declaration, which is left out if there is none."""
+_TRAINER: Final = "trainer"
+"""The table of the devices' own training code, likewise."""
 
 
 def _pairs(table: Mapping[str, object]) -> str:

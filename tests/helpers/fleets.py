@@ -101,6 +101,7 @@ def make_fleet(
     faults=None,
     count=3,
     executors=None,
+    trainers=None,
     backend=None,
     shards=None,
     stage=None,
@@ -114,7 +115,8 @@ def make_fleet(
     data = grouped_data(count) if data is None else data
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), a_recipe(**settings)
     stage = stage or founded(root, tuple(sorted(data)), shards or SHARDS)
-    return LoopbackFleet(root, task, data, chosen, faults, executors=executors, backend=backend, stage=stage)
+    devices = {"executors": executors, "trainers": trainers}
+    return LoopbackFleet(root, task, data, chosen, faults, backend=backend, stage=stage, **devices)
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -6,6 +6,9 @@ This module loads neither numpy nor ONNX Runtime, so `shoal-edge config` and `st
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.errors import ConfigError
@@ -15,6 +18,44 @@ ONNX_RUNTIME: Final = "onnxruntime"
 NUMPY: Final = "numpy"
 SETTINGS: Final = (AUTO, ONNX_RUNTIME, NUMPY)
 """Values of the setting ``executor``."""
+
+
+MOST_TRAINER_S: Final = 3600.0
+"""A local training of own code that takes longer has hung; the aggregator's deadline for a round often comes first."""
+MEMORY_SHARE: Final = 0.75
+"""Share of this machine's memory that own training code may take where nobody has set a limit."""
+_SPEC: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCommand:
+    """Own training code and its limits.
+
+    Attributes:
+        spec: PACKAGE:CLASS.
+        most_s: longest time for one answer, a local training say.
+        most_mb: most memory in 2^20 bytes; 0 for MEMORY_SHARE of the machine's.
+    """
+
+    spec: str
+    most_s: float = MOST_TRAINER_S
+    most_mb: int = 0
+
+    def __post_init__(self) -> None:
+        if not _SPEC.fullmatch(self.spec):
+            raise ConfigError(
+                f"{self.spec[:80]!r} names no class", hint="--trainer PACKAGE:CLASS, such as my_trainer:Detector"
+            )
+        if not self.most_s > 0 or self.most_mb < 0:
+            raise ConfigError(
+                "a trainer's limits are above 0", hint="trainer_mb 0 takes three quarters of the machine's"
+            )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Most bytes of private memory."""
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.most_mb << 20 if self.most_mb else int(MEMORY_SHARE * machine)
 
 
 def check_setting(setting: str) -> None:

@@ -179,7 +179,12 @@ def renew(directory: Directory, json: AsJson = False) -> None:
 @task_app.command("compile")
 def compile_(
     directory: Directory,
-    source: Annotated[str, typer.Argument(help="linear, logistic, mlp, cnn, lstm, or file.py:function.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="linear, logistic, mlp, cnn, lstm, or file.py:function. With --trainer: an .npz of initial values, or a folder."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write the signed task to.")],
     option: Annotated[list[str] | None, typer.Option(help="Size of a built-in, NAME=NUMBER; repeatable.")] = None,
     shared: Annotated[list[str] | None, typer.Option(help="Prefix of parameters that all clusters share.")] = None,
@@ -220,23 +225,41 @@ def compile_(
             help="Range of the numbers that a regression predicts: it trains in this unit, and answers in the data's.",
         ),
     ] = "",
+    trainer: Annotated[
+        str,
+        typer.Option(metavar="NAME:VERSION", help="Devices train with code of their own, of this name and version."),
+    ] = "",
+    sample: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE",
+            help="With --trainer: shape of a sample, such as 3x32x32; with :LIMIT of whole numbers below it.",
+            show_default="one number for each feature",
+        ),
+    ] = "",
+    answer: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE", help="With --trainer: shape of a label.", show_default="one class or one number a sample"
+        ),
+    ] = "",
     json: AsJson = False,
 ) -> None:
     """Compile a torch model and its loss to ONNX, check it against torch, and sign it.
 
-    A built-in gets as many inputs as --features names and as many classes as --labels does.
+    A built-in gets as many inputs as --features names and as many classes as --labels does. With --trainer nothing is compiled:
+    the task names training code that devices have already; --option classes=NUMBER, or --labels, makes it a classification.
     """
     from shoal.owner.keys.outputs import check_output
-    from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
-    from shoal.owner.task_compiler.compile import compile_task
     from shoal.owner.task_compiler.features import declare
-    from shoal.owner.task_compiler.selfcheck import lite_words
     from shoal.owner.task_compiler.signed import SIGNATURE_FILE, TASK_FILES, Source, write_signed
     from shoal.task.data_declaration import NO_DECLARATION
 
     fleet = open_fleet(directory)
     check_output(fleet.path, out, ours=TASK_FILES, last=SIGNATURE_FILE)
     options = {k: whole(v, k) for k, v in pairs(option or []).items()}
+    if (sample or answer) and not trainer:
+        raise UsageError("--sample and --answer describe the data of a --trainer", hint="leave them away")
     if options and ":" in source:
         raise UsageError(
             f"--option is for built-ins, and {source} is not one", hint="write the sizes into the function"
@@ -244,22 +267,47 @@ def compile_(
     data = declare(
         features=features, label=label, labels=labels, standardise=standardise, missing=missing, target=target
     )
-    if ":" not in source:
-        options = {**sizes_of(source, data), **options}
-    with working("compiling the task with torch"):
-        made = load_user(source) if ":" in source else build(source, **options)
-        bundle = compile_task(
-            made.model,
-            made.loss,
-            made.example,
-            name=name or (source if ":" not in source else Path(source.split(":")[0]).stem.lower().replace("_", "-")),
-            kind=made.kind,
-            hyper=made.hyper,
+    called = name or Path(source.split(":")[0]).stem.lower().replace("_", "-")
+    if trainer:
+        from shoal.owner.task_compiler.external import external_task
+
+        if options.keys() - {"classes"}:
+            raise UsageError("--option with --trainer takes classes=NUMBER alone", hint="give --sample SHAPE")
+        bundle, origins = external_task(
+            Path(source),
+            trainer,
+            name=called,
+            sample=sample,
+            answer=answer,
+            classes=options.get("classes", 0),
             shared=shared or (),
             private=private or (),
             data=data,
         )
-    write_signed(bundle, Source(source, options), fleet.owner, out)
+        write_signed(bundle, Source(trainer, {}), fleet.owner, out, origins.astype("<f4").tobytes())
+        words = f"devices train it with {trainer}; starting models: {len(origins)}"
+    else:
+        from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
+        from shoal.owner.task_compiler.compile import compile_task
+        from shoal.owner.task_compiler.selfcheck import lite_words
+
+        if ":" not in source:
+            options = {**sizes_of(source, data), **options}
+        with working("compiling the task with torch"):
+            made = load_user(source) if ":" in source else build(source, **options)
+            bundle = compile_task(
+                made.model,
+                made.loss,
+                made.example,
+                name=called,
+                kind=made.kind,
+                hyper=made.hyper,
+                shared=shared or (),
+                private=private or (),
+                data=data,
+            )
+        write_signed(bundle, Source(source, options), fleet.owner, out)
+        words = lite_words(bundle)
     graphs = sum(map(len, (bundle.score, bundle.grad, bundle.predict)))
     if json:
         say_json(
@@ -269,14 +317,14 @@ def compile_(
                 "coordinates": bundle.length,
                 "private_coordinates": bundle.manifest.private_length,
                 "graph_bytes": graphs,
-                "lite": lite_words(bundle),
+                "lite": words,
                 "standardise": data.standardise,
                 "target": list(data.target),
             }
         )
         return
     say(f"{out}: {bundle.length} coordinates, {graphs} bytes of graphs")
-    say(lite_words(bundle))
+    say(words)
     if bundle.private:
         say(private_words(bundle.manifest))
     if data != NO_DECLARATION:

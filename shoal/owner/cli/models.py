@@ -123,7 +123,7 @@ def get(
     """
     from edge_client.learning.statistics import scale_doubt
     from shoal.owner.models.connection import read_models
-    from shoal.owner.models.files import LIST_FILE, check_folder, scale_of, write_models
+    from shoal.owner.models.files import LIST_FILE, check_folder, files_of, scale_of, write_models
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
@@ -144,8 +144,8 @@ def get(
         note(
             f"{counted(private, 'private coordinate')} ({names}) have the task's initial values: each device has its own"
         )
-    files = [model[form]["file"] for model in written["models"] for form in ("onnx", "state")]
-    say_result({"folder": str(out), **written}, *(str(out / file) for file in (*files, LIST_FILE)), as_json=json)
+    files = (*files_of(written["models"]), LIST_FILE)
+    say_result({"folder": str(out), **written}, *(str(out / file) for file in files), as_json=json)
 
 
 @app.command()

@@ -183,7 +183,7 @@ def start(
     check_devices(draft, devices, settings)
     for doubt in (*doubts(draft, devices, settings), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
-    origins = _origins(fleet, begin_with, from_model, bundle, source, draft.without_statistics.origins)
+    origins = _origins(fleet, begin_with, from_model, task, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
         plan = make_plan(fleet, bundle, recipe)
         write_run(fleet, plan, bundle, origins)
@@ -191,9 +191,15 @@ def start(
 
 
 def _origins(
-    fleet: FleetDirectory, folder: Path | None, model: int | None, bundle: TaskBundle, source: Source, count: int
+    fleet: FleetDirectory,
+    folder: Path | None,
+    model: int | None,
+    task: Path,
+    bundle: TaskBundle,
+    source: Source,
+    count: int,
 ) -> NDArray[np.float32]:
-    """Return a run's starting models, (count, d) float32: those in ``folder`` (or a device's file), or random ones."""
+    """Return a run's starting models, (count, d) float32: those in ``folder`` or a device's file, the task's, or random ones."""
     if folder is not None:
         from shoal.owner.models.files import read_certified, read_models
         from shoal.owner.runs.plan import chosen_origins
@@ -203,6 +209,10 @@ def _origins(
             note(f"{folder}: models of run {plan.run} that devices certify, up to round {round_}")
             return chosen_origins(models, count, model)
         return chosen_origins(read_models(folder, bundle), count, model)
+    if bundle.manifest.trainer is not None:
+        from shoal.owner.task_compiler.external import read_origins
+
+        return read_origins(task, bundle, count)
     note("drawing the starting models")
     with working("drawing the starting models with torch"):
         from shoal.owner.task_compiler.origin import make_origins  # torch: imported only after the checks

@@ -1,5 +1,7 @@
 """Files of a finished run's models: for each model an ONNX file and its parameters by name, and models.json.
 
+A model of devices' own training code has its flat vector (.npy) in place of ONNX; its layout is in models.json.
+
 The parameters are a .npz archive: one float32 array for each parameter, under torch's name and in torch's shape. It contains
 no pickle. models.json is removed first and written last, so a folder without it is incomplete.
 
@@ -54,10 +56,12 @@ if TYPE_CHECKING:
 
 LIST_FILE: Final = "models.json"
 FORMAT: Final = 1
+FORMS: Final = ("onnx", "vector", "state")
+"""Kinds of a model's files; the flat vector stands in for ONNX where devices train with code of their own."""
 CERTIFIED_HINT: Final = "write it again on a device: shoal-edge export DIR FILE --certified"
 MAX_CERTIFIED: Final = 64
 """Most states in a device's file: the models of one round."""
-_OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz)|models\.json)(\.[0-9a-f]+\.\d+\.new)?")
+_OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz|npy)|models\.json)(\.[0-9a-f]+\.\d+\.new)?")
 """The files of an output, and their temporary names."""
 
 
@@ -120,12 +124,17 @@ def write_models(run: FinishedRun, owner: Path, folder: Path, *, force: bool = F
         raise write_failed(folder / LIST_FILE, error) from error
     models = [_write(run, model, folder) for model in run.models]
     document = _document(run, models)
-    named = {model[kind]["file"] for model in models for kind in ("onnx", "state")}
+    named = set(files_of(models))
     for name in {name for name in before if not name.startswith(".")} - named - {LIST_FILE}:
         (folder / name).unlink(missing_ok=True)
     remove_unfinished(folder)
     write_atomic(folder / LIST_FILE, f"{json.dumps(document, indent=2, allow_nan=False)}\n".encode())
     return document
+
+
+def files_of(models: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the files of models, as models.json lists them."""
+    return [model[form]["file"] for model in models for form in FORMS if form in model]
 
 
 def read_models(folder: Path, bundle: TaskBundle) -> dict[int, Float32Vector]:
@@ -265,12 +274,19 @@ def scale_of(run: FinishedRun, model: int) -> Scale | None:
 def _write(run: FinishedRun, model: FinalModel, folder: Path) -> dict[str, Any]:
     """Write the two files of a model, and return its entry in models.json."""
     scale = scale_of(run, model.model)
-    onnx, state = folder / f"model-{model.model}.onnx", folder / f"model-{model.model}.npz"
-    export(run.bundle, model.theta, onnx, scale)
+    own = run.bundle.manifest.trainer is not None
+    form, suffix = ("vector", "npy") if own else ("onnx", "onnx")
+    whole, state = folder / f"model-{model.model}.{suffix}", folder / f"model-{model.model}.npz"
+    if own:
+        vector = io.BytesIO()
+        np.lib.format.write_array(vector, np.asarray(model.theta, "<f4"), allow_pickle=False)
+        write_atomic(whole, vector.getvalue())
+    else:
+        export(run.bundle, model.theta, whole, scale)
     write_atomic(state, npz_bytes(state_dict(run.bundle.manifest, model.theta)))
     return {
         "model": model.model,
-        "onnx": _described(onnx),
+        form: _described(whole),
         "state": _described(state),
         **_certified(model.own),
         "parents": list(model.parents),

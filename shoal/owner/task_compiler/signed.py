@@ -9,6 +9,7 @@ from typing import Final
 
 from crypto.seal.identity import Identity, verify
 from shoal.errors import TaskError, UntrustedError
+from shoal.owner.task_compiler.external import ORIGINS_FILE
 from shoal.task.bundle import PRIVATE_FILE, TaskBundle
 from shoal.task.manifest import GRAPH_NAMES
 from shoal.util.files import write_atomic
@@ -16,7 +17,8 @@ from shoal.util.files import write_atomic
 SIGNATURE_FILE: Final = "task.sig"
 SOURCE_FILE: Final = "source.json"
 PURPOSE: Final = "task-bundle"
-TASK_FILES: Final = ("task.toml", *(f"{name}.onnx" for name in GRAPH_NAMES), PRIVATE_FILE, SOURCE_FILE, SIGNATURE_FILE)
+GRAPH_FILES: Final = tuple(f"{name}.onnx" for name in GRAPH_NAMES)
+TASK_FILES: Final = ("task.toml", *GRAPH_FILES, PRIVATE_FILE, ORIGINS_FILE, SOURCE_FILE, SIGNATURE_FILE)
 """Names of the files that `write_signed` writes; the signature is last."""
 
 
@@ -28,9 +30,11 @@ class Source:
     options: dict[str, int]
 
 
-def write_signed(bundle: TaskBundle, source: Source, owner: Identity, directory: Path) -> None:
-    """Write the files of the bundle, source.json and task.sig."""
+def write_signed(bundle: TaskBundle, source: Source, owner: Identity, directory: Path, origins: bytes = b"") -> None:
+    """Write the files of the bundle, source.json and task.sig, and the starting models of a task for own training code."""
     bundle.to_dir(directory)
+    if origins:
+        write_atomic(directory / ORIGINS_FILE, origins)
     write_atomic(directory / SOURCE_FILE, json.dumps({"source": source.spec, "options": source.options}).encode())
     write_atomic(directory / SIGNATURE_FILE, owner.sign(PURPOSE, bundle.digest).hex().encode())
 

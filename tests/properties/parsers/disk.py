@@ -28,8 +28,9 @@ from crypto.seal.identity import Identity
 from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import load, load_inputs
+from edge_client.learning.trainer.messages import Answer, packet_of, parse_answer
 from edge_client.membership import DeviceMembership
-from edge_client.models.private_values import PRIVATE_FILE, PrivateValues, stored_values
+from edge_client.models.private_values import PrivateValues, parse_values
 from edge_client.models.store import FOLDER as MODELS
 from edge_client.models.store import INDEX_FILE, STATE_FILES, StateStore
 from edge_client.run.beginning import stored_run
@@ -296,8 +297,8 @@ def _devices(disk):
     document = encode(RollbackChoice(disk.plan.run_id, disk.plan.run_id))
     choice = document + hashlib.sha256(document).digest()
     (model,) = FinishedModels(disk.places["device"]).models()
-    PrivateValues(disk.places["device"], bytes(16), vector(1, 2, 3)).keep(4, vector(4, 5, 6))
-    private = (disk.places["device"] / MODELS / PRIVATE_FILE).read_bytes()
+    values = PrivateValues(bytes(16), vector(1, 2, 3))
+    values.keep(4, vector(4, 5, 6))
     Scales(disk.places["device"]).save(Scale(model.run_id, (1.0, 2.0), (0.5, 1.0)))
     start = f"{FOLDER}/start-{model.run_id.hex()}.bin"
     personal = PersonalChoice(
@@ -338,13 +339,8 @@ def _devices(disk):
             name="personal choice",
             seeds=(pack(personal, vector(1, 2, 3)),),
         ),
-        disk.replaced(
-            "device",
-            f"{MODELS}/{PRIVATE_FILE}",
-            lambda d: stored_values(d / MODELS / PRIVATE_FILE, bytes(16), 3),
-            name="private values",
-            seeds=(private,),
-        ),
+        Parser("a trainer's answer", (packet_of(Answer(error="no")), packet_of(Answer(loss=0.5))), parse_answer),
+        Parser("private values", (values.to_bytes(),), lambda data: parse_values(data, bytes(16), 3)),
         disk.replaced(
             "device",
             f"{SCALES}/scale-{model.run_id.hex()}.bin",

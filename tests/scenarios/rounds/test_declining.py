@@ -159,7 +159,7 @@ def test_restart_with_other_data_waits(tmp_path, caplog):
             fleet.kill_device(name)
             fleet.revive_device(name, unfit(batch))
         fleet.settle()
-        waits = "the data do not fit the task of the stored run: this device waits for a later run"
+        waits = "this device can't do the task of the stored run, and waits for a later run"
         assert [r.getMessage() for r in caplog.records].count(waits) == 3
         for name, batch in grouped_data(3).items():  # mended: it takes the stored run up again
             fleet.kill_device(name)

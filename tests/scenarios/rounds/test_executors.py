@@ -27,8 +27,8 @@ HALF = dict.fromkeys(names(COUNT)[::2], "numpy") | dict.fromkeys(names(COUNT)[1:
 def test_any_executor_ends_with_same_bits(tmp_path, mode):
     """All devices end with the same bits whatever computes them."""
     with make_fleet(tmp_path / "fleet", count=COUNT, rounds=4, mode=mode, executors=HALF) as fleet:
-        made = [fleet.devices[name].runtime._jobs._make_backend for name in names(COUNT)]
-        assert [each is NumpyModel for each in made] == [True, False] * 2
+        made = [fleet.devices[name].runtime._jobs._make_backend(fleet.bundle, 1) for name in names(COUNT)]
+        assert [isinstance(each, NumpyModel) for each in made] == [True, False] * 2
         records = fleet.run(10)
         assert all(r["contributed"] == COUNT and not r["missing"] for r in records)
         assert records[3]["loss"] < records[0]["loss"]

@@ -8,11 +8,12 @@ import pytest
 
 from edge_client import inference
 from edge_client.learning.data import split
-from edge_client.models.private_values import PRIVATE_FILE
-from edge_client.models.store import FOLDER
+from edge_client.models.private_values import parse_values
 from edge_client.protocol.round_state import Stage
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
+from edge_client.storage.pending_upload import PENDING_FILES
+from edge_client.storage.state import DeviceState
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.loopback_fleet import draw_origins
 from shoal.transport.faults import Hop
@@ -40,14 +41,10 @@ MINI = LocalTraining(epochs=1, batch_size=8, lr=0.3)
 NAME = "dev-01"
 
 
-def private_file(fleet, name):
-    return fleet.stage.device_dir(name) / FOLDER / PRIVATE_FILE
-
-
 def stored(fleet, name):
-    """Return the private values (before, after) the last round of a device, from its disk."""
-    data = private_file(fleet, name).read_bytes()
-    return np.frombuffer(data[-32 - 8 * CLASSES : -32], "<f4").reshape(2, CLASSES)
+    """Return the private values (before, after) the last round of a device, from its disk; None if it has none."""
+    found = DeviceState(fleet.stage.device_dir(name)).pending.load().private
+    return parse_values(found, fleet.plan.run_id, CLASSES)[1:] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -111,18 +108,18 @@ def test_no_private_byte_leaves_a_device(tmp_path):
             assert len(state) == FEDERATED
 
 
-def test_values_are_private_to_the_user(tmp_path):
-    """The values are private to the devices user and go with their run."""
+def test_values_are_the_users_and_the_runs(tmp_path):
+    """They are private to the device's user, and are not stored with another run."""
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
         fleet.run(30)
-        assert private_file(fleet, NAME).stat().st_mode & 0o777 == 0o600
+        assert [(fleet.stage.device_dir(NAME) / f).stat().st_mode & 0o777 for f in PENDING_FILES] == [0o600, 0o600]
         before, after = stored(fleet, NAME)
         assert not np.array_equal(before, after)
         np.testing.assert_array_equal(fleet.model(NAME).theta[FEDERATED:], after)
         begin_run(fleet, logistic_bundle(INPUTS, CLASSES))
         fleet.run(30)
         assert fleet.model(NAME).run == 2
-        assert not private_file(fleet, NAME).exists()
+        assert stored(fleet, NAME) is None
         # The finished model of the earlier run keeps them, as it keeps the rest of that model.
         store = FinishedModels(fleet.stage.device_dir(NAME))
         first = store.models()[0]
@@ -161,7 +158,7 @@ def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim):
             earlier = stored(fleet, NAME)[1].copy()
             with pytest.raises(PowerCutError):
                 fleet.run_until(lambda: fleet.finished, 30)
-            np.testing.assert_array_equal(stored(fleet, NAME)[0], earlier)
+            np.testing.assert_array_equal(stored(fleet, NAME)[1], earlier)
             fleet.kill_device(NAME)
             fleet.revive_device(NAME)
         fleet.run(100)
@@ -176,17 +173,20 @@ def power_cut(*_):
     raise PowerCutError
 
 
-def test_damaged_values_begin_again(tmp_path, caplog):
-    """Damaged values begin again and the run ends."""
-    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4) as fleet:
+def test_torn_values_are_trained_again(tmp_path, caplog):
+    """A power cut has torn the newest slot: the round is trained again, from the values of the round before."""
+    with make_exact_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 30)
         fleet.kill_device(NAME)
-        path = private_file(fleet, NAME)
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        files = DeviceState(fleet.stage.device_dir(NAME)).pending
+        values = files.load().private
+        for name in PENDING_FILES:
+            path = fleet.stage.device_dir(NAME) / name
+            path.write_bytes(path.read_bytes().replace(values, values[:-1] + b"\0"))
         fleet.revive_device(NAME)
-        assert "private values are lost" in caplog.text
+        assert "a slot is damaged" in caplog.text
         fleet.run(100)
-        assert fleet.model(NAME).round == 5
+        assert fleet.model(NAME).round == 6
 
 
 def test_last_newcomer_has_initial_values(tmp_path):
@@ -199,7 +199,7 @@ def test_last_newcomer_has_initial_values(tmp_path):
         model = fleet.model("dev-03")
         np.testing.assert_array_equal(model.theta[FEDERATED:], INITIAL)
         np.testing.assert_array_equal(model.theta[:FEDERATED], fleet.model(NAME).theta[:FEDERATED])
-        assert not private_file(fleet, "dev-03").exists()
+        assert stored(fleet, "dev-03") is None
 
 
 def test_answers_use_the_private_values(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from edge_client import cli, inference, membership
 from edge_client.inference import Chosen
 from edge_client.learning.executor import trial
+from edge_client.learning.trainer.choice import device_model
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
@@ -188,8 +189,9 @@ def chosen(monkeypatch, logistic):
     made = SimpleNamespace(live=False, asked=[])
     own = OwnModel(1, bytes(16), 9, 4, np.zeros(15, np.float32))
 
-    def choose(directory, *, live=False):
+    def choose(directory, *, live=False, backend=device_model):
         made.asked.append(live)
+        assert callable(backend)
         return Chosen(logistic(4, 3), (own,), live=made.live or live)
 
     monkeypatch.setattr(inference, "choose", choose)

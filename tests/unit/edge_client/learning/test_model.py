@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, NumpyModel, OrtModel, device_model, make_model
+from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.task.bundle import TaskBundle
 from tests.helpers.tasks import logistic_bundle, logistic_models, manifest, samples
@@ -91,9 +91,3 @@ def test_numpy_refuses_a_task_at_loading():
     ) as caught:
         NumpyModel(bundle)
     assert "pip install 'shoal[edge]'" in caught.value.hint
-
-
-def test_the_setting_chooses_the_model():
-    assert make_model("numpy") is NumpyModel
-    assert make_model("onnxruntime") is make_model("auto") is OrtModel
-    assert isinstance(device_model(logistic_bundle()), OrtModel)

@@ -12,9 +12,18 @@ import pytest
 from edge_client.learning.model import OrtModel
 from edge_client.models.states import ModelState
 from shoal.errors import ConfigError, IntegrityError, TaskError
-from shoal.owner.models.files import LIST_FILE, check_folder, npz_bytes, read_models, state_dict, write_models
+from shoal.owner.models.files import (
+    LIST_FILE,
+    check_folder,
+    files_of,
+    npz_bytes,
+    read_models,
+    state_dict,
+    write_models,
+)
 from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
 from shoal.protocol.states import StateId
+from tests.helpers import own_trainers
 from tests.helpers.plans import run_plan
 from tests.helpers.tasks import logistic_bundle
 
@@ -70,6 +79,18 @@ def test_written_as_onnx_and_by_name(place):
     (outputs,) = ort.InferenceSession((out / "model-2.onnx").read_bytes()).run(["outputs"], {"x": x})
     assert outputs.shape == (5, 3)
     assert out.stat().st_mode & 0o777 == 0o700
+
+
+def test_own_code_has_a_flat_vector(place):
+    """Where devices train with code of their own there is no ONNX; the layout is in the list."""
+    owner, out = place
+    bundle = own_trainers.bundle()
+    run = dataclasses.replace(finished(0), bundle=bundle, models=(model(0, theta=THETA[0][: bundle.length]),))
+    document = write_models(run, owner, out)
+    assert names(out) == ["model-0.npy", "model-0.npz", LIST_FILE]
+    assert np.array_equal(np.load(out / "model-0.npy", allow_pickle=False), THETA[0][: bundle.length])
+    assert [(p["name"], p["shape"]) for p in document["parameters"]] == [("weight", [4, 3]), ("rounds", [])]
+    assert files_of(document["models"]) == ["model-0.npy", "model-0.npz"]
 
 
 def test_nothing_is_replaced_without_force(place):
