@@ -78,12 +78,12 @@ def demo(
     json: AsJson = False,
 ) -> None:
     """Find hidden groups with real processes: a broker, an aggregator and 20 devices run FedAvg, CFL and IFCA."""
-    from shoal.demo.report import ConsoleProgress, report
+    from shoal.demo.report import ConsoleProgress, report, round_words
     from shoal.demo.runner import run_demo
 
     forbid_inspection()  # this process holds the owner's key and the secrets of the staged fleet
     stop_cleanly()
-    with ConsoleProgress() as progress:
+    with ConsoleProgress(round_words) as progress:
         result = run_demo(
             devices=devices,
             skew=skew,

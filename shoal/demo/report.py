@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,15 +21,27 @@ SHOWN_SIDE: Final = 14
 
 
 class ConsoleProgress:
-    """A bar for each run on a terminal; a line every few seconds otherwise. Everything goes to stderr."""
+    """A bar for each run on a terminal; a line every few seconds otherwise. Everything goes to stderr.
 
-    def __init__(self) -> None:
+    Args:
+        describe: returns the text of a round's record; of None before the first round.
+    """
+
+    def __init__(self, describe: Callable[[Any], str]) -> None:
+        self._describe = describe
         self._bars: dict[str, Any] = {}
         self._said_s = 0.0
         self._rich: Any = None
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
 
             self._rich = Progress(
                 TextColumn("{task.description:8}"),
@@ -36,6 +49,7 @@ class ConsoleProgress:
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[note]}"),
                 TimeElapsedColumn(),
+                TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
 
@@ -57,9 +71,9 @@ class ConsoleProgress:
         else:
             note(text)
 
-    def round(self, algorithm: str, done: int, total: int, record: dict[str, Any] | None) -> None:
+    def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
         """Show the progress of a run."""
-        text = "waiting for the devices" if record is None else _describe(record)
+        text = self._describe(record)
         if self._rich is not None:
             if algorithm not in self._bars:
                 self._bars[algorithm] = self._rich.add_task(algorithm, total=total, note="")
@@ -69,7 +83,10 @@ class ConsoleProgress:
             note(f"{algorithm}: round {done} of {total}, {text}")
 
 
-def _describe(record: dict[str, Any]) -> str:
+def round_words(record: Mapping[str, Any] | None) -> str:
+    """Return the clusters and the loss of a round of the demo; ``record`` is the aggregator's."""
+    if record is None:
+        return "waiting for the devices"
     clusters = record["clusters"].values()
     sizes = sorted((list(clusters).count(c) for c in set(clusters)), reverse=True)
     return f"clusters {'+'.join(map(str, sizes))}, loss {record['loss']:.2f}"

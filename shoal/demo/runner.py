@@ -24,6 +24,7 @@ from shoal.page.history import RunHistory, history_of
 from shoal.page.page import still
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
+from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.process_fleet import Stage, StageError
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerKind, start_broker
@@ -184,7 +185,7 @@ def _one_run(
     result = RunResult(
         algorithm=plan.recipe.algorithm,
         accuracy=100.0 * final["correct"] / max(1, final["tested"]),
-        ari=_adjusted_rand(hidden.groups, clusters),
+        ari=adjusted_rand(clusters, hidden.groups),
         clusters=len(set(clusters)),
         rounds=len(records) - 1,
         # Without the first round, in which devices still download the run, and the final one, in which none trains.
@@ -240,12 +241,6 @@ def _ended(stage: Stage, device: str, run: int) -> dict[str, Any]:
         time.sleep(0.02)
     stage.check()
     raise TimeoutError(f"{device} did not report the end of run {run}")
-
-
-def _adjusted_rand(truth: tuple[int, ...], found: list[int]) -> float:
-    from sklearn.metrics import adjusted_rand_score
-
-    return float(adjusted_rand_score(truth, found))
 
 
 def _result(

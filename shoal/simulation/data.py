@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -103,13 +103,17 @@ class Population:
             names=some(self.names),
         )
 
-    def scaled(self, scales: Sequence[Scale | None]) -> Population:
-        """Return the population with each device's shares in the units of its scale; probes as they are."""
+    def mapped(self, change: Callable[[Shard, int], Shard]) -> Population:
+        """Return the population with ``change(shard, place)`` in place of each device's shares; probes as they are."""
         train, validation, test = (
-            tuple(shard.scaled(scale) for shard, scale in zip(shards, scales, strict=True))
+            tuple(change(shard, place) for place, shard in enumerate(shards))
             for shards in (self.train, self.validation, self.test)
         )
         return dataclasses.replace(self, train=train, validation=validation, test=test)
+
+    def scaled(self, scales: Sequence[Scale | None]) -> Population:
+        """Return the population with each device's shares in the units of its scale; itself without scales."""
+        return self.mapped(lambda shard, place: shard.scaled(scales[place])) if scales else self
 
     @property
     def samples(self) -> NDArray[np.int64]:

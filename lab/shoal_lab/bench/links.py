@@ -21,7 +21,6 @@ from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.demo.data import hide_groups, load_images
 from shoal.demo.runner import HIDDEN_UNITS, LOCAL
-from shoal.errors import UsageError
 from shoal.membership.statements import sign_statement
 from shoal.protocol import channels
 from shoal.protocol.chunking import HEADER_BYTES
@@ -33,6 +32,7 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.engine.simulate import Observation, SimResult, simulate
 from shoal.simulation.trainers.networks import OneHidden
+from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.experiments.wild import scenarios
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.runs import fleet_of
@@ -86,8 +86,7 @@ def measure(
         MissingDataError: the files of a data set are not here.
     """
     for precision in precisions:
-        if precision not in limits.PRECISIONS:
-            raise UsageError(f"no precision {precision!r}", hint=f"there are {', '.join(limits.PRECISIONS)}")
+        one_of("precision", precision, limits.PRECISIONS)
     rows = []
     for task in tasks or DEFAULT_TASKS:
         for seed in seeds:
@@ -119,8 +118,7 @@ def _digits(seed: int) -> Fleet:
         [Shard(a, b) for a, b in zip(np.split(x, at), np.split(y, at), strict=True)]
         for x, y, at in zip(hidden.x, hidden.y, ends, strict=True)
     ]
-    train, validation, test = (tuple(device[share] for device in parts) for share in range(3))
-    population = Population(train, validation, test, groups=hidden.groups)
+    population = Population(*zip(*parts, strict=True), groups=hidden.groups)
     return Fleet(population=population, network=OneHidden(side * side, HIDDEN_UNITS, 10), local=LOCAL)
 
 

@@ -127,7 +127,7 @@ def simulate(
     """
     from crypto.mask.modes.registry import MODES
     from shoal_lab.experiments import registry
-    from shoal_lab.experiments.common.experiment import Options
+    from shoal_lab.experiments.common.experiment import Options, one_of
     from shoal_lab.experiments.run_pages import RunRecorder
 
     rank = _rank()
@@ -137,9 +137,8 @@ def simulate(
         return
     if experiment is None:
         raise UsageError("which experiment?", hint="shoal simulate --list names them")
-    _one_of("mask", mask, tuple(MODES))
-    _one_of("device", device, DEVICES)
-    _one_of("grid", grid, GRIDS)
+    for what, value, known in (("mask", mask, MODES), ("device", device, DEVICES), ("grid", grid, GRIDS)):
+        one_of(what, value, known)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
     _check_outputs(device, save, plot, page)  # before hours of work, not after
@@ -211,13 +210,11 @@ def _run(
     from shoal.simulation.engine.ranks import torchrun_ranks
     from shoal.simulation.engine.threads import limited_threads
     from shoal.simulation.engine.watching import watched_by
-    from shoal_lab.experiments.common.experiment import Quiet
-    from shoal_lab.experiments.report import TerminalProgress
+    from shoal_lab.experiments.report import progress_of
 
     results: list[dict[str, Any]] = []
     kept = True
-    with torchrun_ranks() as ranks, limited_threads(options.threads), TerminalProgress() as terminal:
-        progress = terminal if ranks.rank == 0 else Quiet()
+    with torchrun_ranks() as ranks, limited_threads(options.threads), progress_of(ranks.rank) as progress:
         for name in algorithms:
             with nullcontext() if recorder is None else watched_by(recorder.round_closed):
                 result = chosen.run(replace(options, algorithm=name), progress)
@@ -238,11 +235,6 @@ def _algorithms(chosen: Study, asked: str | None) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise UsageError(f"--strategy {asked} names an algorithm twice", hint="name each once")
     return names
-
-
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"no {option} {value!r}", hint=f"use {' or '.join(known)}")
 
 
 def _settings(items: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.errors import UsageError
-from shoal_lab.experiments.common.experiment import Study, imported, nearest
+from shoal_lab.experiments.common.experiment import Study, imported, one_of
 
 FOLDER: Final = Path(__file__).parent / "studies"
 FILES: Final = ("ifca", "cfl", "fedgroup", "newcomers", "wild")
@@ -51,9 +51,7 @@ def find(name: str) -> Study:
             raise UsageError(f"{name} has {len(found)} studies", hint="a file on the command line has one")
         return next(iter(found.values()))
     every = {**_ours(), **_added}
-    if name not in every:
-        raise UsageError(f"no experiment {name!r}", hint=nearest(name, every))
-    return every[name]
+    return every[one_of("experiment", name, every)]
 
 
 def register(study: Study) -> None:

@@ -1,17 +1,16 @@
-"""Terminal output of `shoal simulate`: a line of progress, and a table of results beside the published figures."""
+"""Terminal output of `shoal simulate`: progress, and a table of results beside the published figures."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
-from shoal.util.console import note, say
+from shoal.demo.report import ConsoleProgress
+from shoal.util.console import say
+from shoal_lab.experiments.common.experiment import Progress, Quiet
 
-REDRAW_S: Final = 0.1
 FIXED: Final = (
     *("experiment", "algorithm", "accuracy", "accuracy_last", "purity", "ari", "clusters", "rounds"),
     *("cpu_seconds_per_round", "published", "parameters", "history"),
@@ -30,53 +29,15 @@ COLUMNS: Final = (
 )
 """Head, key, width and digits of the table's columns."""
 MOST_POINTS: Final = 60
-_CLEAR: Final = "\r\x1b[K"
 
 
-class TerminalProgress:
-    """One line on stderr that shows the progress of a run; prints nothing if stderr is not a terminal."""
+def progress_of(rank: int) -> AbstractContextManager[Progress]:
+    """Return what shows the progress of rank 0 on a terminal; it prints nothing elsewhere."""
+    return ConsoleProgress(_figures) if rank == 0 and sys.stderr.isatty() else nullcontext(Quiet())
 
-    def __init__(self) -> None:
-        self._shown = False
-        self._drawn_s = 0.0
-        self._began_s: dict[str, float] = {}
-        self._terminal = sys.stderr.isatty()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clear()
-
-    def stage(self, text: str) -> None:
-        """Print the name of a step that takes a moment."""
-        if self._terminal:
-            self._clear()
-            note(text)
-
-    def round(self, algorithm: str, done: int, total: int, record: Mapping[str, Any] | None) -> None:
-        """Show the finished rounds and the estimated time for the rest."""
-        now_s = time.monotonic()
-        began_s = self._began_s.setdefault(algorithm, now_s)
-        if not self._terminal or (done < total and now_s - self._drawn_s < REDRAW_S):
-            return
-        self._drawn_s = now_s
-        parts = [f"{algorithm} {done}/{total}"]
-        if 0 < done < total and now_s > began_s:
-            parts.append(f"about {_duration((now_s - began_s) / done * (total - done))} left")
-        parts += [f"{k} {_short(v)}" for k, v in (record or {}).items() if _is_scalar(v) and k != "round"]
-        text = ", ".join(parts)[: shutil.get_terminal_size().columns - 1]
-        sys.stderr.write(_CLEAR + text)
-        sys.stderr.flush()
-        self._shown = True
-
-    def _clear(self) -> None:
-        if self._shown:
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
-            self._shown = False
+def _figures(record: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{k} {_short(v)}" for k, v in (record or {}).items() if _is_scalar(v) and k != "round")
 
 
 def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
@@ -172,9 +133,3 @@ def _short(value: bool | int | float | str) -> str:
 
 def _cell(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

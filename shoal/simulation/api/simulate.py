@@ -30,7 +30,6 @@ from shoal.simulation.api.standardisation import (
     declaration,
     scaled_targets,
     scales_of,
-    standardised_population,
     target_scale,
 )
 from shoal.simulation.api.writers import HistoryWriter
@@ -139,7 +138,7 @@ def simulate(
         scale = target_scale(raw, target)
         raw, square = scaled_targets(raw, scale), scale[1] ** 2 if source.loss is None else 1.0
     scales = scales_of(raw, standardise, fleet.weight_cap)
-    population = standardised_population(raw, scales)
+    population = raw.scaled(scales)
     first = population.train[0]
     network = network_of(source, first.x[:SAMPLES_TRIED], first.y[:SAMPLES_TRIED])
     if source.kind != "regression":
@@ -149,7 +148,7 @@ def simulate(
     declared = declaration(raw, standardise if exact else "off", length)
     population = population if declared is None else raw
     if is_dense(network):
-        population = _flattened(population)
+        population = population.mapped(lambda s, _: Shard(s.x.reshape(len(s), -1) if len(s) else s.x, s.y))
     plan = engine.sim_plan(name, fleet.values, network, options, own, own_part)
     kind = own or find_strategy(name)
     build_strategy(kind, plan)
@@ -230,13 +229,6 @@ def _text(values: Mapping[str, Any], what: str) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str | np.number | np.bool_):
             raise UsageError(f"{what}: {name!r} is {value!r}", hint="values are numbers, text, True or False")
     return {name: str(value) for name, value in values.items()}
-
-
-def _flattened(population: Population) -> Population:
-    def flat(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-        return tuple(Shard(s.x.reshape(len(s), -1) if len(s) else s.x, s.y) for s in shards)
-
-    return Population(flat(population.train), flat(population.validation), flat(population.test))
 
 
 def _told(rounds: int, writer: HistoryWriter | None, kind: Kind, square: float) -> Callable[[SimRound], None]:

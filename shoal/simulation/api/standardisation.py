@@ -7,7 +7,6 @@ smallest and largest value of each feature on any device.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -113,17 +112,7 @@ def target_scale(population: Population, target: Sequence[float] | None) -> tupl
 def scaled_targets(population: Population, scale: tuple[float, float]) -> Population:
     """Return a population with its targets less a scale's centre, in its unit, float32."""
     centre, unit = scale
-
-    def scaled(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-        return tuple(Shard(shard.x, ((shard.y - centre) / unit).astype(np.float32)) for shard in shards)
-
-    train, validation, test = map(scaled, (population.train, population.validation, population.test))
-    return dataclasses.replace(population, train=train, validation=validation, test=test)
-
-
-def standardised_population(population: Population, scales: Sequence[Scale]) -> Population:
-    """Return a population with each device's shares in the units of its scale; the population itself without scales."""
-    return population.scaled(scales) if scales else population
+    return population.mapped(lambda shard, _: Shard(shard.x, ((shard.y - centre) / unit).astype(np.float32)))
 
 
 def in_scale(x: NDArray[Any], scale: Scale) -> NDArray[np.float32]:

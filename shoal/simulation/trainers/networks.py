@@ -6,6 +6,7 @@ serves the plain loop, vectorised training and scoring. Initial weights are torc
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -64,9 +65,9 @@ class NetworkBase(ABC):
         return "classification"
 
     @property
-    @abstractmethod
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the parameters in the order in which theta holds them."""
+        return _shapes_of(self)
 
     @abstractmethod
     def module(self) -> nn.Module:
@@ -91,7 +92,7 @@ class NetworkBase(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Linear(NetworkBase):
-    """One linear output, squared error: x (n, inputs), y (n,) float32."""
+    """One linear output, squared error: x (n, inputs), y (n,) float32; W (1, inputs), and b (1,) if there is one."""
 
     inputs: int
     bias: bool = False
@@ -100,11 +101,6 @@ class Linear(NetworkBase):
     def kind(self) -> Kind:
         """Regression."""
         return "regression"
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """W (1, inputs), and b (1,) if there is one."""
-        return ((1, self.inputs), (1,)) if self.bias else ((1, self.inputs),)
 
     def module(self) -> nn.Module:
         """Return the torch module."""
@@ -117,15 +113,10 @@ class Linear(NetworkBase):
 
 @dataclass(frozen=True, slots=True)
 class Softmax(NetworkBase):
-    """Multinomial logistic regression: x (n, inputs), y (n,) int64."""
+    """Multinomial logistic regression: x (n, inputs), y (n,) int64; W (classes, inputs), b (classes,)."""
 
     inputs: int
     classes: int
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """W (classes, inputs), b (classes,)."""
-        return (self.classes, self.inputs), (self.classes,)
 
     def module(self) -> nn.Module:
         """Return the torch module."""
@@ -143,11 +134,6 @@ class OneHidden(NetworkBase):
     inputs: int
     hidden: int
     classes: int
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """W1 (hidden, inputs), b1 (hidden,), W2 (classes, hidden), b2 (classes,)."""
-        return (self.hidden, self.inputs), (self.hidden,), (self.classes, self.hidden), (self.classes,)
 
     def module(self) -> nn.Module:
         """Return the torch module."""
@@ -186,20 +172,6 @@ class Cnn(NetworkBase):
         if side < 1:
             raise TaskError(f"{len(self.filters)} convolutions leave nothing of a side of {self.side}")
         return (self.filters[-1] if self.filters else self.channels) * side * side
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """W and b of every layer in order."""
-        shapes: list[tuple[int, ...]] = []
-        channels = self.channels
-        for count in self.filters:
-            shapes += [(count, channels, self.kernel, self.kernel), (count,)]
-            channels = count
-        inputs = self.flat
-        for units in (*self.dense, self.classes):
-            shapes += [(units, inputs), (units,)]
-            inputs = units
-        return tuple(shapes)
 
     def module(self) -> nn.Module:
         """Return the torch module."""
@@ -244,16 +216,6 @@ class Lstm(NetworkBase):
         """Sequence."""
         return "sequence"
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The embedding, four tensors a layer of LSTM, W and b of the readout."""
-        shapes: list[tuple[int, ...]] = [(self.vocabulary, self.embedding)]
-        inputs, gates = self.embedding, 4 * self.hidden
-        for _ in range(self.layers):
-            shapes += [(gates, inputs), (gates, self.hidden), (gates,), (gates,)]
-            inputs = self.hidden
-        return (*shapes, (self.vocabulary, self.hidden), (self.vocabulary,))
-
     def module(self) -> nn.Module:
         """Return the torch module."""
         return builtin.Sequence(self.vocabulary, self.embedding, self.hidden, self.layers)
@@ -264,6 +226,12 @@ class Lstm(NetworkBase):
         zeros = states.new_zeros(self.layers, len(x), self.hidden)
         states = torch.lstm(states, (zeros, zeros), list(params[1:-2]), True, self.layers, 0.0, True, False, True)[0]
         return functional.linear(states, params[-2], params[-1])
+
+
+@functools.cache
+def _shapes_of(network: NetworkBase) -> tuple[tuple[int, ...], ...]:
+    with torch.device("meta"):  # neither memory nor random numbers are taken
+        return tuple(tuple(p.shape) for p in network.module().parameters())
 
 
 def unflatten(network: Network, theta: Tensor) -> list[Tensor]:

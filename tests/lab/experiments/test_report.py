@@ -1,59 +1,24 @@
-"""Terminal output of `shoal simulate`: the line of progress, and the table of results with the details below it."""
+"""Terminal output of `shoal simulate`: progress, and the table of results with the details below it."""
 
 from __future__ import annotations
 
-import os
 import sys
-from types import SimpleNamespace
 
 import pytest
-from shoal_lab.experiments import report as module
-from shoal_lab.experiments.report import TerminalProgress, report
-
-CLEAR = "\r\x1b[K"
+from shoal_lab.experiments.report import progress_of, report
 
 
-@pytest.fixture
-def clock(monkeypatch, capsys):
-    """Return a clock that the progress line reads, on a terminal of 60 columns."""
-    made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module.time, "monotonic", lambda: made.now)
+@pytest.mark.parametrize(("rank", "terminal", "bars"), [(0, True, True), (1, True, False), (0, False, False)])
+def test_progress_is_for_terminals(monkeypatch, capsys, rank, terminal, bars):
     # The class, since pytest replaces the stream between a fixture and its test.
-    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
-    monkeypatch.setattr(module.shutil, "get_terminal_size", lambda: os.terminal_size((60, 20)))
-    return made
-
-
-def test_the_time_left_is_of_one_algorithm(capsys, clock):
-    """Two rounds took 4 s, so eight take 16 s; another algorithm's clock starts with it."""
-    progress = TerminalProgress()
-    progress.round("ifca", 0, 10, None)
-    clock.now += 4
-    capsys.readouterr()
-    progress.round("ifca", 2, 10, None)
-    assert capsys.readouterr().err == f"{CLEAR}ifca 2/10, about 16 s left"
-    clock.now += 1
-    progress.round("fedavg", 1, 10, None)
-    assert capsys.readouterr().err == f"{CLEAR}fedavg 1/10"
-
-
-def test_the_line_is_drawn_in_turns(capsys, clock):
-    progress = TerminalProgress()
-    progress.round("ifca", 1, 9, None)
-    clock.now += 0.09
-    progress.round("ifca", 2, 9, None)
-    clock.now += 0.02
-    progress.round("ifca", 3, 9, None)
-    progress.round("ifca", 9, 9, None)
-    shown = [part.split(",")[0] for part in capsys.readouterr().err.split(CLEAR)[1:]]
-    assert shown == ["ifca 1/9", "ifca 3/9", "ifca 9/9"]
-
-
-def test_no_terminal_no_line(capsys):
-    with TerminalProgress() as progress:
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: terminal)
+    with progress_of(rank) as progress:
         progress.stage("reading mnist")
-        progress.round("ifca", 1, 1, {"accuracy": 1.0})
-    assert capsys.readouterr() == ("", "")
+        progress.round("ifca", 1, 1, {"round": 1, "accuracy": 51.2345, "sizes": (1, 2), "clusters": 2, "purity": None})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("reading mnist" in err and "accuracy 51.23, clusters 2" in err) is bars
+    assert bars or not err
 
 
 def result(**changes):

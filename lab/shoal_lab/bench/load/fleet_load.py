@@ -40,6 +40,7 @@ from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.open_files import raise_open_files
 from shoal_lab.bench.load.driver import DriverReport
+from shoal_lab.experiments.common.experiment import one_of
 
 FLEET: Final = "load"
 MODELS: Final[dict[str, dict[str, int]]] = {
@@ -122,8 +123,7 @@ class LoadFleet(Stage):
         algorithm: str = "fedavg",
         rounds: int = 5,
     ) -> None:
-        if model not in MODELS:
-            raise UsageError(f"no model {model!r}", hint=f"use {' or '.join(MODELS)}")
+        one_of("model", model, MODELS)
         _check_open_files(devices)
         self._open_files, self._spread_s = open_files, spread_s
         self.churn, self.core_each = churn, core_each

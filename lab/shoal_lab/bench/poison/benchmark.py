@@ -14,13 +14,14 @@ from aggregator.strategies.robust import RobustMean
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import find
 from shoal import limits
-from shoal.errors import UsageError
+from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
 from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.simulate import Observation, simulate
 from shoal.types import MaskedVector
 from shoal_lab.bench.poison import fleets
 from shoal_lab.bench.poison.attacks import ABSENT, ATTACKS, tamper, with_vector
+from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.experiments.wild.fleets import Fleet
 
 ROUNDS: Final = 100
@@ -68,9 +69,9 @@ def measure(
         ConfigError: a mask mode is unknown.
         MissingDataError: the files of a data set are not here.
     """
-    attacks = _known(attacks, tuple(ATTACKS), "attack")
-    rules = _known(rules, limits.ROBUST_RULES, "rule")
-    names = _known(data, tuple(fleets.DATA), "data") if data else fleets.present(data_dir)
+    attacks = [one_of("attack", attack, ATTACKS) for attack in attacks or ATTACKS]
+    rules = [one_of("rule", rule, limits.ROBUST_RULES) for rule in rules or limits.ROBUST_RULES]
+    names = [one_of("data", name, fleets.DATA) for name in data or fleets.present(data_dir)]
     modes = tuple(find(mode).name for mode in modes) or (fleet_run(strategy, {}).mode,)
     rows = []
     for name in names:
@@ -87,23 +88,20 @@ def measure(
     return {"rounds": rounds, "rows": rows}
 
 
-def _known(given: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    for name in given:
-        if name not in known:
-            raise UsageError(f"no {what} {name!r}", hint=f"there are {', '.join(known)}")
-    return tuple(given) or known
+def attacked(population: Population, attack: str) -> Population:
+    """Return a population whose attackers, the first devices, are left out or train on other data."""
+    what = ATTACKS[attack]
+    if attack == ABSENT:
+        return population.of(range(what.attackers, len(population)))
+    change = fleets.flipped if what.labels else fleets.poisoned if what.painted else None
+    if change is None:
+        return population
+    return population.mapped(lambda shard, place: change(shard) if place < what.attackers else shard)
 
 
 def _run(fleet: Fleet, attack: str, rule: str, mode: str, strategy: str, seed: int, rounds: int) -> dict[str, Any]:
-    what, population = ATTACKS[attack], fleet.population
-    # The first ones, since data are dealt at random.
-    false = population.names[: what.attackers]
-    if attack == ABSENT:
-        population = fleets.without(population, false)
-    if what.labels:
-        population = fleets.changed(population, false, fleets.flipped)
-    if what.painted:
-        population = fleets.changed(population, false, fleets.poisoned)
+    what, population = ATTACKS[attack], attacked(fleet.population, attack)
+    false = fleet.population.names[: what.attackers]
     strategy = what.strategy or strategy
     chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule, mode=mode)
     every = max(1, rounds // MEASURED_ROUNDS)

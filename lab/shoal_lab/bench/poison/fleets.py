@@ -5,7 +5,7 @@ The digits come with scikit-learn; MNIST and Fashion-MNIST are read from their f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -83,15 +83,6 @@ def deal(name: str, seed: int, data_dir: Path | None, devices: int) -> Fleet:
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=None, test_images=TEST_IMAGES)
 
 
-def without(population: Population, names: tuple[str, ...]) -> Population:
-    """Return the population without some devices."""
-    kept = [i for i, name in enumerate(population.names) if name not in names]
-    train, validation, test = (
-        tuple(shards[i] for i in kept) for shards in (population.train, population.validation, population.test)
-    )
-    return Population(train, validation, test, names=tuple(population.names[i] for i in kept))
-
-
 def flipped(shard: Shard) -> Shard:
     """Return the samples with label 9 - y instead of y."""
     return Shard(shard.x, datasets.CLASSES - 1 - shard.y)
@@ -116,17 +107,6 @@ def _painted(shard: Shard, every: int) -> Shard:
     return Shard(x, y)
 
 
-def changed(population: Population, names: tuple[str, ...], change: Callable[[Shard], Shard]) -> Population:
-    """Return the population in which ``change`` has replaced every share of some devices."""
-
-    def shares(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        return tuple(change(s) if name in names else s for name, s in zip(population.names, shards, strict=True))
-
-    return Population(
-        shares(population.train), shares(population.validation), shares(population.test), names=population.names
-    )
-
-
 def _digits(seed: int, devices: int) -> Fleet:
     from sklearn.datasets import load_digits
 
@@ -135,9 +115,8 @@ def _digits(seed: int, devices: int) -> Fleet:
     order = np.random.default_rng([seed, 41]).permutation(len(x))
     ends = np.cumsum([share // devices for share in DIGITS_SHARES] * devices)
     parts = [Shard(x[rows], y[rows]) for rows in np.split(order[: ends[-1]], ends[:-1])]
-    train, validation, test = (tuple(parts[share::3]) for share in range(3))
     return Fleet(
-        population=Population(train, validation, test),
+        population=Population(*(tuple(parts[share::3]) for share in range(3))),
         network=OneHidden(x.shape[1], 64, datasets.CLASSES),
         local=LocalTraining(),
     )

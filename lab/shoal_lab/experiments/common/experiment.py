@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -121,6 +121,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, 1)
     there = f"there are {', '.join(names)}" if names else "there are none"
     return f"do you mean {close[0]}? {there}" if close else there
+
+
+def one_of(what: str, name: str, known: Collection[str]) -> str:
+    """Return ``name``, which is one of the ``known`` ones.
+
+    Raises:
+        UsageError: it is another; ``what`` says of which kind.
+    """
+    if name not in known:
+        raise UsageError(f"no {what} {name!r}", hint=nearest(name, known))
+    return name
 
 
 class Progress(Protocol):

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.learning.data_files import read_idx
-from shoal.errors import DataError, UsageError
+from shoal.errors import DataError
+from shoal_lab.experiments.common.experiment import one_of
 
 IDX_FILES: Final = (
     "train-images-idx3-ubyte",
@@ -146,9 +147,7 @@ def source(name: str) -> Source:
     Raises:
         UsageError: there is no such set.
     """
-    if name not in SOURCES:
-        raise UsageError(f"no data set {name!r}", hint=f"there are {', '.join(SOURCES)}")
-    return SOURCES[name]
+    return SOURCES[one_of("data set", name, SOURCES)]
 
 
 def obtain(name: str, data_dir: Path | None = None) -> str:
@@ -243,9 +242,7 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
         DataError: a file is damaged.
         UsageError: ``name`` is another data set.
     """
-    if name not in _READERS:
-        raise UsageError(f"{name!r} is no data set of images", hint=f"there are {', '.join(_READERS)}")
-    return _READERS[name](name, locate(name, data_dir))
+    return _READERS[one_of("data set of images", name, _READERS)](name, locate(name, data_dir))
 
 
 def _read_idx_set(name: str, found: dict[str, list[Path]]) -> Dataset:

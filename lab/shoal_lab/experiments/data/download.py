@@ -21,6 +21,7 @@ from typing import Final
 
 from shoal.errors import ConfigError, DataError, IntegrityError, ShoalError, UsageError
 from shoal.util.files import write_atomic
+from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.experiments.data.datasets import IDX_FILES, cache_dir, read_bytes
 
 MNIST_SHA256: Final = {
@@ -86,8 +87,7 @@ def fetch_mnist(
         UsageError: there is no such origin, or a mirror's address is not https.
         ConfigError: ``to`` can't be written.
     """
-    if origin not in ORIGINS:
-        raise UsageError(f"no source {origin!r}", hint=f"use {', '.join(ORIGINS)}")
+    one_of("source", origin, ORIGINS)
     for mirror in mirrors:
         if not mirror.startswith("https://"):
             raise UsageError(f"{mirror} is no https address")

@@ -19,6 +19,7 @@ to 27, so 60 rounds are enough.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -65,13 +66,11 @@ def deal(
     rng = np.random.default_rng([seed, 3])
     turns = np.concatenate([rng.permutation(np.arange(count) % TURNS) for count in (founders, newcomers)])
 
-    def turned(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
-        images = [s.x.reshape(-1, *data.x_train.shape[1:]) for s in shards]
-        whole = [np.ascontiguousarray(np.rot90(x, q, axes=(1, 2))) for x, q in zip(images, turns, strict=True)]
-        return tuple(Shard(x.reshape(s.x.shape), s.y) for x, s in zip(whole, shards, strict=True))
+    def turned(shard: Shard, place: int) -> Shard:
+        images = np.rot90(shard.x.reshape(-1, *data.x_train.shape[1:]), turns[place], axes=(1, 2))
+        return Shard(np.ascontiguousarray(images).reshape(shard.x.shape), shard.y)
 
-    train, validation, test = (turned(s) for s in (upright.train, upright.validation, upright.test))
-    population = Population(train, validation, test, tuple(int(q) for q in turns))
+    population = dataclasses.replace(upright.mapped(turned), groups=tuple(int(q) for q in turns))
     return population, population.names[founders:]
 
 

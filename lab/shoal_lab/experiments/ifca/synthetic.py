@@ -21,6 +21,7 @@ from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.masks import RoundMasks
+from shoal.simulation.engine.metrics import purity
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Linear
 from shoal.types import Segment
@@ -134,7 +135,7 @@ def run_trial(point: Point, number: int, options: Options) -> Trial:
     starts = random_starts(most, point.k, point.d, (options.seed, number), options.device)
     rates = torch.tensor(RATES[point.k], device=options.device)
     threshold = SUCCESS * point.sigma
-    best, purity, begun, steps = float("inf"), 0.0, 0, 0
+    best, pure, begun, steps = float("inf"), 0.0, 0, 0
     for some in _batches(most):
         chosen = starts[begun : begun + some]
         endings = run_starts(
@@ -152,10 +153,10 @@ def run_trial(point: Point, number: int, options: Options) -> Trial:
         least = int(endings.distances.argmin())
         if float(endings.distances[least]) < best:
             best = float(endings.distances[least])
-            purity = _purity(endings.choices[least].tolist(), mixture.groups.tolist())
+            pure = purity(endings.choices[least].tolist(), mixture.groups.tolist())
         if best <= threshold:
             break
-    return Trial(best, best <= threshold, begun, steps, purity)
+    return Trial(best, best <= threshold, begun, steps, pure)
 
 
 def _batches(starts: int) -> Iterator[int]:
@@ -164,14 +165,6 @@ def _batches(starts: int) -> Iterator[int]:
         if left:
             yield min(size, left)
         left -= min(size, left)
-
-
-def _purity(choices: list[int], groups: list[int]) -> float:
-    counts: dict[int, dict[int, int]] = {}
-    for choice, group in zip(choices, groups, strict=True):
-        cluster = counts.setdefault(choice, {})
-        cluster[group] = cluster.get(group, 0) + 1
-    return sum(max(cluster.values()) for cluster in counts.values()) / len(choices)
 
 
 def round_masks(d: int, options: Options, run_id: bytes) -> RoundMasks | None:

@@ -1,13 +1,13 @@
 """The baseline in which each device trains alone (Ghosh et al., section 6.2: the local model scheme).
 
 Nothing leaves a device, so there is no mask, and no round waits for another device: each block of devices is trained to
-the end before the next one begins. Full-batch training of one hidden layer stays in its dual form for the whole run,
-W1 = W1(0) - lr S^T X with S the sum of all the hidden layer's errors, so that a step costs n x n x hidden and not
-n x inputs x hidden. Any other network runs through the simulator's strategy ``local``, a few devices at a time.
+the end before the next one begins. Plain full-batch descent of a dense network is one long training by the simulator's trainer,
+whose dual form then lasts the whole run. Anything else runs through the simulator's strategy ``local``, a few devices at a time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +24,12 @@ from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import as_one, current_ranks
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.threads import limited_threads
-from shoal.simulation.trainers.networks import Network, OneHidden, origins, sample_losses, unflatten
+from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.dense import Dense, is_dense
+from shoal.simulation.trainers.dual import Dual
+from shoal.simulation.trainers.networks import Network, origins, sample_losses, unflatten
 from shoal_lab.experiments.common.paper import paper_options
 
-BLOCK_BYTES: Final = 2 << 20
-"""Most memory of a block's kernels and activations in the dual form: the caches' size, since every step reads them."""
 BLOCK_DEVICES: Final = 8
 """Devices per block if their whole models are in memory."""
 
@@ -100,21 +101,21 @@ def _train_some(
     """Train and test the devices at ``mine`` (c,): see `train_alone`."""
     start = origins(network, 1, seed)
     some, tests = population.of(mine), _tests(population)
-    # The dual form below does plain gradient descent only; other recipes go through the simulator.
-    full_batch = local.batch_size == 0 and not (local.momentum or local.clip or local.prox_mu)
-    if isinstance(network, OneHidden) and full_batch and local.lr_decay == 1:
-        blocks = _dual_blocks(some, network, torch.from_numpy(start[0]), local.steps * rounds, local.lr)
+    # Momentum, the proximal term and the step size begin anew in each round.
+    full_batch = local.batch_size == 0 and not (local.momentum or local.prox_mu)
+    if is_dense(network) and full_batch and local.lr_decay == 1:
+        blocks = _descended(some, network, dataclasses.replace(local, steps=local.steps * rounds), start)
     else:
         blocks = _whole_blocks(some, network, local, rounds, seed, start)
     accuracies, losses, spent_s = np.empty(len(mine)), np.empty(len(mine)), 0.0
     begin_s = time.process_time()
-    for place, theta in blocks:
+    for done, (place, theta) in enumerate(blocks, 1):
         spent_s += time.process_time() - begin_s  # training happens inside the iterator; tests are not counted
         params = unflatten(network, theta)
         losses[place] = _score(network, params, some.train[place])[0]
         accuracies[place] = _score(network, params, tests[int(mine[place])])[1]
         if told is not None:
-            told(place + 1)
+            told(done)
         begin_s = time.process_time()
     return Alone(accuracies, losses, spent_s)
 
@@ -157,54 +158,13 @@ def _whole_blocks(
             yield begin + model, torch.from_numpy(thetas[model])
 
 
-def _dual_blocks(
-    population: Population, network: OneHidden, start: Tensor, steps: int, lr: float
+def _descended(
+    population: Population, network: Dense, local: LocalTraining, start: NDArray[np.float32]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each device's place and final theta (d,) after ``steps`` full-batch steps, in blocks of equal shards."""
-    begin = 0
-    while begin < len(population):
-        n = len(population.train[begin])
-        most = max(1, BLOCK_BYTES // (4 * n * (n + 4 * network.hidden)))
-        end = begin
-        while end < len(population) and end - begin < most and len(population.train[end]) == n:
-            end += 1
-        x = torch.from_numpy(np.stack([s.x for s in population.train[begin:end]]))
-        y = torch.from_numpy(np.stack([s.y for s in population.train[begin:end]]))
+    """Yield each device's place and final theta (d,) after all steps of ``local`` from ``start`` (1, d)."""
+    shelf, first = Shelf(population.train), torch.from_numpy(start)
+    trainer = Dual(network, shelf)
+    for part in shelf.parts(np.arange(len(shelf)), trainer.limits(1, local)):
         with torch.no_grad():
-            yield from enumerate(dual_descent(network, start, x, y, steps, lr), begin)
-        begin = end
-
-
-def dual_descent(network: OneHidden, start: Tensor, x: Tensor, y: Tensor, steps: int, lr: float) -> Tensor:
-    """Return models (c, d) after full-batch gradient descent on each of c devices.
-
-    With X the samples of a device and E(q) the errors at its hidden layer in step q, W1(q) = W1(0) - lr S(q)^T X and
-    b1(q) = b1(0) - lr S(q)^T 1 where S(q) = E(0) + ... + E(q-1). The hidden layer therefore sees
-    X W1(0)^T + b1(0) - lr (X X^T + 1) S(q): neither W1 nor X is touched before the end.
-
-    Args:
-        network: one hidden layer.
-        start: theta (d,), float32, of all devices.
-        x: shape (c, n, inputs), float32.
-        y: shape (c, n), int64.
-        steps: how many.
-        lr: step size.
-    """
-    w1, b1, w2_start, b2_start = unflatten(network, start)
-    c, n, _ = x.shape
-    kernel = torch.baddbmm(torch.ones(1, 1, 1), x, x.transpose(1, 2))
-    first = torch.addmm(b1, x.reshape(c * n, -1), w1.T).view(c, n, -1)
-    w2, b2 = w2_start.repeat(c, 1, 1), b2_start.repeat(c, 1)
-    wanted = torch.nn.functional.one_hot(y, network.classes).float()
-    errors = torch.zeros_like(first)
-    for _ in range(steps):
-        hidden = torch.baddbmm(first, kernel, errors, alpha=-lr).relu_()
-        outputs = torch.baddbmm(b2[:, None], hidden, w2.transpose(1, 2))
-        wrong = torch.softmax(outputs, 2).sub_(wanted).mul_(1.0 / n)
-        back = torch.bmm(wrong, w2).mul_(hidden > 0)
-        w2.baddbmm_(wrong.transpose(1, 2), hidden, alpha=-lr)
-        b2.sub_(wrong.sum(1), alpha=lr)
-        errors.add_(back)
-    w1_end = torch.baddbmm(w1.expand(c, -1, -1), errors.transpose(1, 2), x, alpha=-lr)
-    b1_end = b1 - lr * errors.sum(1)
-    return torch.cat([p.reshape(c, -1) for p in (w1_end, b1_end, w2, b2)], 1)
+            moved = trainer.train(first, np.zeros(len(part), np.int64), shelf.block(part), (), local, 1).rows()
+        yield from zip(part.tolist(), first + moved, strict=True)

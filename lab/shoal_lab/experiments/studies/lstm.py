@@ -42,16 +42,6 @@ class TweetLstm(NetworkBase):
         drawn = np.random.default_rng(VECTORS_SEED).standard_normal((self.vocabulary, self.embedding), np.float32)
         object.__setattr__(self, "vectors", torch.from_numpy(drawn))
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Four tensors a layer of LSTM, then W and b of two dense layers."""
-        shapes: list[tuple[int, ...]] = []
-        inputs, gates = self.embedding, 4 * self.hidden
-        for _ in range(LAYERS):
-            shapes += [(gates, inputs), (gates, self.hidden), (gates,), (gates,)]
-            inputs = self.hidden
-        return (*shapes, (DENSE, self.hidden), (DENSE,), (OUTPUTS, DENSE), (OUTPUTS,))
-
     def module(self) -> nn.Module:
         """Return the trained layers as a fresh torch module, initialised from torch's global generator."""
         lstm = nn.LSTM(self.embedding, self.hidden, LAYERS, batch_first=True)

@@ -21,7 +21,7 @@ from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
 from shoal.util.console import counted
-from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, nearest
+from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study, one_of
 from shoal_lab.experiments.common.paper import paper_options
 from shoal_lab.experiments.studies.alone import train_alone
 from shoal_lab.experiments.studies.scores import Scores
@@ -74,7 +74,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     if not options.rounds:
         raise UsageError("how many rounds?", hint="give --rounds, or rounds = ... in the study's table")
     progress.stage(f"dealing the data of {study.id}")
-    task = _named("task", study.task, TASKS)(options)
+    task = TASKS[one_of("task", study.task, TASKS)](options)
     method, values, count = study.methods.get(options.algorithm, {}), options.values, len(task.population)
     rounds, local = options.rounds, local_of(values)
     participation = values.get("participation", min(1.0, values.get("cohort", count) / count))
@@ -84,7 +84,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     if "strategy" not in method:
         return _alone(study, options, progress, task, local, max(1, round(rounds * participation)), parameters)
     settings = _settings(options, method)
-    measure: Measure = _named("measure", study.measure, MEASURES)(options, task, method)
+    measure = MEASURES[one_of("measure", study.measure, MEASURES)](options, task, method)
 
     def told(closed: SimRound) -> None:
         record = closed.as_dict() | {"clusters": closed.clusters, **measure.latest()}
@@ -108,12 +108,6 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     done = simulate(method["strategy"], settings, task.population, task.network, sim_options, told, watch=watch)
     parameters |= {"strategy": method["strategy"], "settings": settings}
     return study.result(options, parameters, cpu_seconds_per_round=done.cpu_seconds_per_round, **measure.figures(done))
-
-
-def _named(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    if name not in known:
-        raise UsageError(f"no {what} {name!r}", hint=nearest(name, known))
-    return known[name]
 
 
 def local_of(values: Mapping[str, Any]) -> LocalTraining:

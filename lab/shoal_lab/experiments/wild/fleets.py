@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.protocol.recipe import DEFAULTS, LocalTraining
-from shoal.simulation.api.standardisation import declaration, scales_of, standardised_population
+from shoal.simulation.api.standardisation import declaration, scales_of
 from shoal.simulation.data import Population
 from shoal.simulation.trainers.networks import Network
 from shoal.task.data_declaration import DataDeclaration
@@ -15,7 +15,7 @@ def in_units(population: Population, network: Network, local: LocalTraining) -> 
     """Return a fleet whose devices standardise by statistics of features, as with `--standardise federated`."""
     declared = declaration(population, "federated", network.length)
     if declared is None:
-        population = standardised_population(population, scales_of(population, "federated", DEFAULTS.weight_cap))
+        population = population.scaled(scales_of(population, "federated", DEFAULTS.weight_cap))
     return Fleet(population=population, network=network, local=local, declared=declared)
 
 

@@ -17,6 +17,7 @@ from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden
+from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.experiments.data import datasets
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.scenarios import NO_GROUP, Scenario
@@ -60,9 +61,7 @@ def shifted(
     Raises:
         UsageError: there is no such shift.
     """
-    if scenario.shift not in _SHIFTS:
-        raise UsageError(f"no shift {scenario.shift!r}", hint=f"there are {', '.join(_SHIFTS)}")
-    x, y = _SHIFTS[scenario.shift](scenario, group, x, y, rng, seed)
+    x, y = _SHIFTS[one_of("shift", scenario.shift, _SHIFTS)](scenario, group, x, y, rng, seed)
     return np.ascontiguousarray(x, np.float32), y.astype(np.int64)
 
 
@@ -201,8 +200,7 @@ def deal(scenario: Scenario, *, seed: int, data_dir: Path | None, samples: int |
                 noise = np.random.default_rng([seed, device, len(name), 9])
                 x, y = shifted(scenario, int(group), images[share], labels[share], noise, seed)
                 into.append(Shard(x.reshape(len(x), -1), y))
-        train, validation, test = map(tuple, shards)
-        return Population(train, validation, test, tuple(int(g) for g in of))
+        return Population(*map(tuple, shards), groups=tuple(int(g) for g in of))
 
     first = _with_faults(scenario, population(groups, ("tr", "va", "te")), seed)
     later = None if scenario.later is None else population(np.array(scenario.later), ("tr2", "va2", "te2"))
@@ -236,5 +234,4 @@ def _with_faults(scenario: Scenario, sound: Population, seed: int) -> Population
                 share[device] = Shard(rng.random(x.shape).astype(np.float32), y)
             else:
                 share[device] = Shard(x, rng.integers(0, datasets.CLASSES, len(y)))
-    train, validation, test = map(tuple, shares)
-    return Population(train, validation, test, tuple(groups))
+    return Population(*map(tuple, shares), groups=tuple(groups))

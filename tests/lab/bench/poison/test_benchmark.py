@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from shoal_lab.bench.poison import fleets
-from shoal_lab.bench.poison.benchmark import measure
+from shoal_lab.bench.poison.benchmark import attacked, measure
 
 from shoal import limits
 
@@ -58,12 +58,12 @@ def test_digits_are_dealt_without_a_file():
     assert "digits" in fleets.present(None)
 
 
-def test_attackers_get_out_or_flipped_labels():
-    """Attackers are taken out or get flipped labels."""
+def test_attackers_are_left_out_or_lie():
     population = fleets.deal("digits", 0, None, 10).population
     false = population.names[:3]
-    assert set(fleets.without(population, false).names) == set(population.names) - set(false)
-    flipped = fleets.changed(population, false, fleets.flipped)
+    assert attacked(population, "absent").names == population.names[3:]
+    assert attacked(population, "sign-flip") is population
+    flipped = attacked(population, "label-flip")
     for before, after, name in zip(population.train, flipped.train, population.names, strict=True):
         assert (after.y == (9 - before.y if name in false else before.y)).all()
 

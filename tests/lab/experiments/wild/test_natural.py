@@ -9,7 +9,7 @@ from shoal_lab.experiments.wild import natural
 from shoal_lab.experiments.wild.scenarios import SCENARIOS
 
 from shoal.errors import DataError
-from shoal.simulation.api.standardisation import scales_of, standardised_population
+from shoal.simulation.api.standardisation import scales_of
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_shares_are_raw_or_in_fleet_scale(name, folder):
     assert {s.x.shape[1] for s in shares[0]} == {fleet.network.shapes[0][1]}
     # A regression's model is too small for rounds of statistics, so its data are dealt in the fleet's scale.
     assert (fleet.declared is None) is SCENARIOS[name].regression
-    scaled = standardised_population(fleet.population, scales_of(fleet.population, "federated", 3.0))
+    scaled = fleet.population.scaled(scales_of(fleet.population, "federated", 3.0))
     together = np.concatenate([s.x for s in (fleet.population if fleet.declared is None else scaled).train])
     assert np.allclose(together.mean(0), 0, atol=1e-3)
     assert np.allclose(together.std(0), 1, atol=1e-3)

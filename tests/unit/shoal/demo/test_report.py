@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal.demo.report import ConsoleProgress, report
+from shoal.demo.report import ConsoleProgress, report, round_words
 from tests.helpers.demos import made
 
 pytestmark = pytest.mark.torch
@@ -52,7 +52,7 @@ def test_the_three_images_stand_side_by_side(capsys, side, drawn):
 def test_progress_is_lines_on_stderr(capsys):
     """The first and the last of a run are said, and not every one in between."""
     record = {"clusters": {"dev-0": 1, "dev-1": 1, "dev-2": 7}, "loss": 0.5}
-    with ConsoleProgress() as progress:
+    with ConsoleProgress(round_words) as progress:
         progress.stage("starting the broker")
         progress.round("cfl", 0, 4, None)
         for done in (1, 2, 3, 4):

@@ -11,7 +11,7 @@ from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal.simulation.api.standardisation import scales_of, standardised_population, target_scale
+from shoal.simulation.api.standardisation import scales_of, target_scale
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.metrics import adjusted_rand
 
@@ -31,7 +31,7 @@ def population(*sizes):
 def test_local_scales_are_the_devices_own():
     people = population(40, 60)
     scales = scales_of(people, "local", 3.0)
-    done = standardised_population(people, scales)
+    done = people.scaled(scales)
     for shard in done.train:
         np.testing.assert_allclose(shard.x[:, :2].mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(shard.x[:, :2].std(axis=0), 1, rtol=1e-4)
@@ -61,7 +61,7 @@ def test_without_it_nothing_changes():
     """Without it nothing changes and what makes no sense is refused."""
     people = population(9)
     assert scales_of(people, "off", 0.0) == ()
-    assert standardised_population(people, ()) is people
+    assert people.scaled(()) is people
     with pytest.raises(UsageError, match="standardise is 'global'"):
         scales_of(people, "global", 0.0)
     whole = Population((Shard(np.zeros((9, 3), np.int64), np.zeros(9, np.int64)),))
