@@ -4,9 +4,8 @@
 - A mean adds its rows in the given order and gives the same bits on every backend, and after a restart.
 - Arrays with a wrong shape or dtype, or with NaN or infinities, raise `NumericsError`.
 
-`similarity` and `streaming` compute dot products and cosines, `bipartition`, `clustering`, `distances` and `embedding`
-group devices, `gap` measures a split, `averaging` forms means, `robust` weighs updates against false ones, and `backend`
-chooses where large products run.
+`similarity` computes dot products and cosines; `bipartition`, `clustering` and `embedding` group devices; `gap` measures a split;
+`averaging` forms means, `robust` weighs updates against false ones, and `backend` chooses where large products run.
 
 Example: four updates in two directions.
 

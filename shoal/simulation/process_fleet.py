@@ -5,6 +5,7 @@ Cards, grants and run files are copied between directories instead of machines; 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import os
@@ -55,6 +56,13 @@ def cpu_seconds(pid: int, thread: int = 0) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def memory_mb(pid: int) -> tuple[float, float]:
+    """Return a process's resident memory now and at its peak (VmRSS, VmHWM), in MB of 2^20 bytes; 0 if it has ended."""
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    found = {name: int(value.split()[0]) / 1024 for name, _, value in lines if name in ("VmRSS", "VmHWM")}
+    return found.get("VmRSS", 0.0), found.get("VmHWM", 0.0)
+
+
 @dataclass(slots=True)
 class Program:
     """A started program and its log file."""
@@ -75,16 +83,9 @@ class Program:
         Raises:
             StageError: the program has ended.
         """
-        try:
-            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        except (
-            FileNotFoundError,
-            ProcessLookupError,
-        ):  # `poll` has collected the exit status, and /proc has no entry left
-            lines = []
-        for line in lines:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # once `poll` has collected the exit status
+            if peak := memory_mb(self.pid)[1]:
+                return peak
         raise StageError(f"{self.name} has ended", hint=f"see {self.log}")
 
     def cpu_s(self) -> float:

@@ -181,6 +181,7 @@ def test_imports_are_declared(parts, extras):
         declared += ["mlflow"]  # a writer's, which says what to install
     if parts == (LAB,):
         declared += ["pfl", "flwr"]  # peers of the race, each in an environment of its own
+        declared += tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"[A-Za-z0-9._-]+", r).group() for r in declared}
     imported = set()
     for path in (path for part in parts for path in modules_of(part)):

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.clustering import complete_linkage, kmeans, kmeans_from_gram
-from aggregator.numerics.distances import squared_distances
 from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix, gram
-from aggregator.numerics.streaming import StreamingGram
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=FINITE)
@@ -173,8 +171,6 @@ def test_shared_permutation_changes_nothing(size: int, seed: int) -> None:
     np.testing.assert_array_equal(complete_linkage(hidden, 2), complete_linkage(plain, 2))
     np.testing.assert_array_equal(kmeans(edc(masked, 2), 2, 1), kmeans(edc(rows, 2), 2, 1))
     np.testing.assert_array_equal(kmeans_from_gram(gram(masked), 2, 1), kmeans_from_gram(gram(rows), 2, 1))
-    distances = squared_distances(rows, rows[:2])
-    np.testing.assert_allclose(squared_distances(masked, masked[:2]), distances, atol=1e-5 * distances.max())
     weights = rng.integers(1, 50, size).astype(np.float64)
     assert weighted_mean(masked, weights).tobytes() == weighted_mean(rows, weights)[order].tobytes()
 
@@ -191,19 +187,3 @@ def test_labels_are_by_first_appearance(rows: np.ndarray, data: st.DataObject) -
     for i, j in np.ndindex(len(rows), len(rows)):
         if np.array_equal(rows[i], rows[j]):
             assert labels[i] == labels[j]
-
-
-@given(hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=SMALL), st.data())
-def test_replaced_rows_equal_the_gram_matrix(rows: np.ndarray, data: st.DataObject) -> None:
-    """For any replaced rows, and products requested before or not."""
-    stream = StreamingGram(rows.shape[1], len(rows))
-    for row in rows:
-        stream.add(row)
-        if data.draw(st.booleans()):
-            stream.result()
-    changed = rows.copy()
-    position = data.draw(st.integers(0, len(rows) - 1))
-    changed[position] = -2 * rows[0]
-    stream.replace(position, changed[position])
-    wide = changed.astype(np.float64)
-    np.testing.assert_allclose(stream.result(), wide @ wide.T, atol=1e-5 * max(1.0, float(np.abs(wide).max() ** 2)))

@@ -118,7 +118,8 @@ def _digits(seed: int) -> Fleet:
         [Shard(a, b) for a, b in zip(np.split(x, at), np.split(y, at), strict=True)]
         for x, y, at in zip(hidden.x, hidden.y, ends, strict=True)
     ]
-    population = Population(*zip(*parts, strict=True), groups=hidden.groups)
+    train, validation, test = zip(*parts, strict=True)
+    population = Population(train, validation, test, groups=hidden.groups)
     return Fleet(population=population, network=OneHidden(side * side, HIDDEN_UNITS, 10), local=LOCAL)
 
 

@@ -74,16 +74,13 @@ def evaluate(workforce: Workforce, final: RoundPlan, protocol: Protocol) -> Eval
     if len(places) == 0:
         return None
     chosen = assigned(workforce, final, models, ids, places)
-    losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
-    tested = np.empty(len(places), np.int64)
-    for row in np.unique(chosen):
-        mine = np.flatnonzero(chosen == row)
-        workforce.use_scale(final, ids[int(row)])
-        shelf = workforce.shelf(Share.TEST)
-        found = workforce.score_together(models[int(row) : int(row) + 1], shelf, places[mine])
-        losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
+
+    def score(row: int, mine: NDArray[np.int64]) -> scoring.Scores:
+        workforce.use_scale(final, ids[row])
+        return workforce.score_together(models[row : row + 1], workforce.shelf(Share.TEST), places[mine])
+
+    scores = scoring.score_each(chosen, score)
     names = tuple(population.names[int(p)] for p in places)
-    scores = scoring.Scores(losses, correct, tested)
     return _evaluation(scores, np.zeros(len(places), np.int64), np.array(ids)[chosen], names, shelf, places)
 
 

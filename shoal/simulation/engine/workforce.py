@@ -18,13 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.numerics.distances import squared_distances
 from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from aggregator.strategies.statistics import STATISTICS_ASSIGNMENT
 from crypto.mask.masking import mask
-from edge_client.learning.nearest import nearest_direction
+from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins, trial_margins
 from edge_client.storage.scales import Scale
@@ -501,8 +500,7 @@ class Workforce:
             if assignment.norm:
                 lengths = self._model_norms(trained, start)
             if assignment.compare:
-                find = self._nearest_direction if assignment.phase is Phase.PLACE else self._nearest
-                nearest = find(trained, start, assignment.compare, ids)
+                nearest = self._nearest(assignment, trained, start, ids)
             self._keep_private(assignment, part, trained)
         return [
             dataclasses.replace(
@@ -577,36 +575,14 @@ class Workforce:
         return norms
 
     def _nearest(
-        self, trained: Trained, start: NDArray[np.int64], compare: Sequence[int], ids: Sequence[int]
+        self, assignment: Assignment, trained: Trained, start: NDArray[np.int64], ids: Sequence[int]
     ) -> NDArray[np.int64]:
-        """Return which of the models ``compare`` is nearest to each trained model, (c,) int64; at a tie its start."""
+        """Return which of the compared models is nearest to each trained one, (c,) int64, by the rules of devices."""
         assert self._round is not None
-        models = self._round.models.cpu().numpy()
-        deltas = trained.rows().cpu().numpy()
-        found = np.empty(len(start), np.int64)
-        for row in np.unique(start):
-            mine = np.flatnonzero(start == row)
-            centres = [models[self._round.row_of[model]] - models[row] for model in compare]
-            distances = squared_distances(deltas[mine], centres)
-            # The start comes first: of equal distances the first is the least.
-            order = np.argsort(np.array(compare) != ids[int(row)], kind="stable")
-            found[mine] = np.array(compare)[order][distances[:, order].argmin(axis=1)]
-        return found
-
-    def _nearest_direction(
-        self, trained: Trained, start: NDArray[np.int64], compare: Sequence[int], ids: Sequence[int]
-    ) -> NDArray[np.int64]:
-        """Return which of the models ``compare`` lies most nearly in the direction of each update, (c,) int64."""
-        assert self._round is not None
-        models = self._round.models.cpu().numpy()
-        deltas = trained.rows().cpu().numpy()
-        found = [
-            nearest_direction(
-                ids[int(row)], delta, compare, {model: models[self._round.row_of[model]] for model in ids}
-            )
-            for row, delta in zip(start, deltas, strict=True)
-        ]
-        return np.array(found, np.int64)
+        find = nearest_direction if assignment.phase is Phase.PLACE else nearest_model
+        models = dict(zip(ids, self._round.models.cpu().numpy(), strict=True))
+        pairs = zip(start, trained.rows().cpu().numpy(), strict=True)
+        return np.array([find(ids[int(row)], delta, assignment.compare, models) for row, delta in pairs], np.int64)
 
     def _train(
         self,
@@ -728,23 +704,14 @@ class Workforce:
         """Score every model (k, d), with each device's private values, on the shards of a shelf at ``places`` (c,)."""
         if self.private is None:
             return scoring.score(self.network, models, shelf, places)
-        found = []
-        for place in places:
-            one = np.array([place])
-            found.append(scoring.score(self.network, self._whole(models, one), shelf, one))
-        return scoring.Scores(
-            np.concatenate([each.losses for each in found]),
-            np.concatenate([each.correct for each in found]),
-            np.concatenate([each.tested for each in found]),
-        )
+
+        def own(_: int, mine: NDArray[np.int64]) -> scoring.Scores:
+            return scoring.score(self.network, self._whole(models, places[mine]), shelf, places[mine])
+
+        return scoring.score_each(np.arange(len(places)), own, len(models))
 
     def score_own(self, start: NDArray[np.int64], share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
         """Score one model on each device; ``start`` (c,) has its row among this round's models. Returns arrays (c, 1)."""
         assert self._round is not None
-        losses, correct = np.empty((len(places), 1)), np.empty((len(places), 1), np.int64)
-        tested = np.empty(len(places), np.int64)
-        for row in np.unique(start):
-            mine = np.flatnonzero(start == row)
-            found = self.score(self._round.models[int(row) : int(row) + 1], share, places[mine])
-            losses[mine], correct[mine], tested[mine] = found.losses, found.correct, found.tested
-        return scoring.Scores(losses, correct, tested)
+        models = self._round.models
+        return scoring.score_each(start, lambda row, mine: self.score(models[row : row + 1], share, places[mine]))

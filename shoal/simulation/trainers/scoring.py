@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,17 @@ def score(network: Network, models: Tensor, shelf: Shelf, ids: NDArray[np.int64]
             losses[rows], correct[rows] = _per_device(values, counts, means=True), _per_device(right, counts)
             at += len(counts)
     return Scores(losses, correct, tested)
+
+
+def score_each(rows: NDArray[np.int64], score: Callable[[int, NDArray[np.int64]], Scores], models: int = 1) -> Scores:
+    """Return scores (c, models) of devices with different models: ``score(row, mine)`` has those of one of the ``rows`` (c,)."""
+    shape = (len(rows), models)
+    found = Scores(np.empty(shape), np.empty(shape, np.int64), np.empty(len(rows), np.int64))
+    for row in np.unique(rows):
+        mine = np.flatnonzero(rows == row)
+        part = score(int(row), mine)
+        found.losses[mine], found.correct[mine], found.tested[mine] = part.losses, part.correct, part.tested
+    return found
 
 
 def sample_losses(network: Network, models: Tensor, shelf: Shelf, place: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -21,6 +21,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sympy import QQ, ZZ
+from sympy.polys.matrices import DomainMatrix
 
 from crypto.mask.dense import behind_matrix
 from crypto.mask.hadamard import MAX_BLOCK_BITS
@@ -32,8 +34,6 @@ from shoal_lab.bench.attacks.lab import Lab
 
 Rows = NDArray[np.float64]
 SWEEPS: Final = 6
-DELTA: Final = 0.99
-"""Of Lovasz' condition."""
 BITS: Final = 20
 """Bits of a masked float32 that count: the last ones are rounding."""
 HOLDS: Final = 1e-3
@@ -72,36 +72,11 @@ def relations(rows: Rows, known: int, rank: int) -> float:
     """Return the share of integer relations, found from ``known`` of the vectors (n, m), that hold for the others."""
     count = rows.shape[1]
     scaled = np.rint(rows[:known].T * (2.0**BITS / np.abs(rows[:known]).max())).astype(np.int64)
-    basis = reduced(np.concatenate([np.eye(count, dtype=np.int64), scaled], 1))
+    columns = np.concatenate([np.eye(count, dtype=np.int64), scaled], 1)
+    basis = np.array(DomainMatrix(columns.tolist(), columns.shape, ZZ).lll(QQ(99, 100)).to_list(), np.int64)
     short = basis[np.argsort((basis.astype(np.float64) ** 2).sum(1))][: count - rank, :count]
     left = np.abs(short @ rows[known:].T)
     return float((left < HOLDS * np.linalg.norm(short, axis=1)[:, None] * rows[known:].std(1)).all(1).mean())
-
-
-def reduced(basis: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the basis of a lattice (n, m), reduced by Lenstra, Lenstra and Lovasz."""
-    basis, count = basis.copy(), len(basis)
-    orthogonal, part, squares = np.zeros(basis.shape), np.eye(count), np.ones(count)
-
-    def project(at: int) -> None:
-        part[at, :at] = orthogonal[:at] @ basis[at] / squares[:at]
-        orthogonal[at] = basis[at] - part[at, :at] @ orthogonal[:at]
-        squares[at] = orthogonal[at] @ orthogonal[at]
-
-    at = 0
-    while at < count:
-        project(at)
-        for before in range(at - 1, -1, -1):
-            times = round(part[at, before])
-            basis[at] -= times * basis[before]
-            part[at, : before + 1] -= times * part[before, : before + 1]
-        project(at)
-        if at == 0 or squares[at] >= (DELTA - part[at, at - 1] ** 2) * squares[at - 1]:
-            at += 1
-        else:
-            basis[[at - 1, at]] = basis[[at, at - 1]]
-            at -= 1
-    return basis
 
 
 def plausible(rows: Rows, features: int, steps: int) -> Rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -203,6 +203,15 @@ class Lab:
         assignment = np.random.default_rng(seed)
         done = train(start, Dataset(images.x, images.y), settings, self.backend, assignment, 0, lambda: False)
         return done.delta, done.mean_loss
+
+    def fedavg(self, rounds: Sequence[Sequence[Images]], seed_step: int) -> list[Rows]:
+        """Return the clear updates (n, d) of each round of FedAvg from the origin, by an epoch on each device's images."""
+        theta, found = self.origin.copy(), []
+        for t, parts in enumerate(rounds):
+            made = [self.update(p, ONE_EPOCH, theta=theta, seed=seed_step * t + i) for i, p in enumerate(parts)]
+            found.append(np.stack(made))
+            theta = theta + found[-1].mean(0)
+        return found
 
     def gradient(self, images: Images) -> Float32Vector:
         """Return the gradient (d,) at the origin, which a one-step update reveals."""

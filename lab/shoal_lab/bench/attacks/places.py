@@ -40,13 +40,8 @@ def masked_run(lab: Lab, mode: str) -> Updates:
 
 
 def _run(lab: Lab, images: Images, who: str) -> Updates:
-    theta, rounds = lab.origin.copy(), []
     parts = [lab.pick(f"{who} {i}", SAMPLES, images) for i in range(DEVICES)]
-    for t in range(ROUNDS):
-        made = [lab.update(p, ONE_EPOCH, theta=theta, seed=1000 * t + i) for i, p in enumerate(parts)]
-        rounds.append(np.stack(made))
-        theta = theta + rounds[-1].mean(0)
-    return np.stack(rounds)
+    return np.stack(lab.fedavg([parts] * ROUNDS, 1000))
 
 
 IMITATES: Final = "aggregator with the clear initial model and data of the same kind, to imitate the run"

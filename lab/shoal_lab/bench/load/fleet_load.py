@@ -35,7 +35,7 @@ from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.loopback_fleet import draw_origins
-from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds
+from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds, memory_mb
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.open_files import raise_open_files
@@ -212,7 +212,7 @@ class LoadFleet(Stage):
         self.check()
         aggregator, workers = self.programs["aggregator"], [self.programs[name].pid for name in self.workers]
         try:
-            rss_mb, rss_mb_max = _memory_mb(aggregator.pid)
+            rss_mb, rss_mb_max = memory_mb(aggregator.pid)
             files = sum(1 for _ in Path(f"/proc/{aggregator.pid}/fd").iterdir())
             cpu_s, main_s = cpu_seconds(aggregator.pid), cpu_seconds(aggregator.pid, aggregator.pid)
         except OSError as error:
@@ -227,7 +227,7 @@ class LoadFleet(Stage):
             open_files=files,
             main_cpu_s=main_s,
             drivers_cpu_s=sum(self.programs[name].cpu_s() for name in self._reports),
-            shard_rss_mb_max=max((_memory_mb(pid)[1] for pid in workers), default=0.0),
+            shard_rss_mb_max=max((memory_mb(pid)[1] for pid in workers), default=0.0),
             shard_cpu_s=tuple(map(cpu_seconds, workers)),
             coordinator_vector_bytes=_size(self.run_dir.glob("vectors/*.f32")) + stored_vector_bytes(self.run_dir),
             database_bytes=_size(self.run_dir.glob(f"{DATABASE}*")),
@@ -263,16 +263,6 @@ def _size(files: Iterable[Path]) -> int:
         with contextlib.suppress(FileNotFoundError):
             found += path.stat().st_size
     return found
-
-
-def _memory_mb(pid: int) -> tuple[float, float]:
-    """Return a process's resident memory now and at its peak (VmRSS, VmHWM), in MB of 2^20 bytes."""
-    found = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "VmHWM"):
-            found[name] = int(value.split()[0]) / 1024
-    return found.get("VmRSS", 0.0), found.get("VmHWM", 0.0)
 
 
 def _check_open_files(devices: int) -> None:

@@ -21,7 +21,6 @@ from aggregator.numerics.backend import NumpyBackend, gram_flops
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.checks import sklearn_module
 from aggregator.numerics.embedding import edc, madc
-from aggregator.numerics.streaming import StreamingGram
 from aggregator.numerics.torch_backend import TorchBackend
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.secret import MaskSecret
@@ -103,7 +102,7 @@ def result(name: str, n: int, d: int, seconds: float, ceiling_s: float, naive_s:
         n: devices; 1 for the mask.
         d: coordinates; 0 for ``bipartition`` and ``madc``, which see only similarities.
         seconds: CPU seconds of the best of a few runs.
-        ceiling_s: the ceiling's: sgemm for ``gram``, ``streaming_gram`` and ``edc`` (counted as 2 n^2 d, so symmetry can take it
+        ceiling_s: the ceiling's: sgemm for ``gram`` and ``edc`` (counted as 2 n^2 d, so symmetry can take it
             past 1), reading the input once for ``mean`` and ``bipartition``, n^3 / 2 additions in the cache for ``madc``, memcpy
             for the mask.
         naive_s: the naive form's: dot products pair by pair, cfl Alg. 1 with sorted pairs and union-find, scikit-learn's
@@ -141,28 +140,15 @@ def _sgemm(bench: Bench) -> Callable[[], object]:
 
 
 def gram(bench: Bench) -> Iterator[Result]:
-    """All dot products, and the same as rows arrive one by one."""
+    """All dot products."""
     for n, d in [(100, 100_000)] if bench.quick else [(100, 1_000_000), (1000, 159_010)]:
         rows = bench.normal(n, d)
-        store = np.empty_like(rows)
-        whole_s, stream_s, sgemm_s, pairs_s = bench.race(
-            partial(NumpyBackend().gram, rows),
-            partial(_stream, rows, store),
-            _sgemm(bench),
-            partial(_pairs, rows),
-            runs=3,
+        whole_s, sgemm_s, pairs_s = bench.race(
+            partial(NumpyBackend().gram, rows), _sgemm(bench), partial(_pairs, rows), runs=3
         )
         ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
         naive_s = pairs_s * n * n / NAIVE_PAIRS
         yield result("gram", n, d, whole_s, ceiling_s, naive_s)
-        yield result("streaming_gram", n, d, stream_s, ceiling_s, naive_s)
-
-
-def _stream(rows: NDArray[np.float32], store: NDArray[np.float32]) -> NDArray[np.float64]:
-    products = StreamingGram(rows.shape[1], len(rows), store=store)
-    for row in rows:
-        products.add(row)
-    return products.result()
 
 
 def _pairs(rows: NDArray[np.float32]) -> None:

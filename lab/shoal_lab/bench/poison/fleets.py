@@ -116,7 +116,7 @@ def _digits(seed: int, devices: int) -> Fleet:
     ends = np.cumsum([share // devices for share in DIGITS_SHARES] * devices)
     parts = [Shard(x[rows], y[rows]) for rows in np.split(order[: ends[-1]], ends[:-1])]
     return Fleet(
-        population=Population(*(tuple(parts[share::3]) for share in range(3))),
+        population=Population(tuple(parts[0::3]), tuple(parts[1::3]), tuple(parts[2::3])),
         network=OneHidden(x.shape[1], 64, datasets.CLASSES),
         local=LocalTraining(),
     )

@@ -200,7 +200,8 @@ def deal(scenario: Scenario, *, seed: int, data_dir: Path | None, samples: int |
                 noise = np.random.default_rng([seed, device, len(name), 9])
                 x, y = shifted(scenario, int(group), images[share], labels[share], noise, seed)
                 into.append(Shard(x.reshape(len(x), -1), y))
-        return Population(*map(tuple, shards), groups=tuple(int(g) for g in of))
+        train, validation, test = map(tuple, shards)
+        return Population(train, validation, test, tuple(int(g) for g in of))
 
     first = _with_faults(scenario, population(groups, ("tr", "va", "te")), seed)
     later = None if scenario.later is None else population(np.array(scenario.later), ("tr2", "va2", "te2"))
@@ -234,4 +235,5 @@ def _with_faults(scenario: Scenario, sound: Population, seed: int) -> Population
                 share[device] = Shard(rng.random(x.shape).astype(np.float32), y)
             else:
                 share[device] = Shard(x, rng.integers(0, datasets.CLASSES, len(y)))
-    return Population(*map(tuple, shares), groups=tuple(groups))
+    train, validation, test = map(tuple, shares)
+    return Population(train, validation, test, tuple(groups))

@@ -90,7 +90,8 @@ def deal(scenario: Scenario, *, seed: int) -> Fleet:
         cuts = [0, int(TRAIN * own), int((TRAIN + VALIDATION) * own), len(x)]
         for into, start, end in zip(shares, cuts, cuts[1:], strict=False):
             into.append(Shard(x[start:end], y[start:end]))
-    population = Population(*map(tuple, shares), groups=tuple(groups.tolist()))
+    train, validation, test = map(tuple, shares)
+    population = Population(train, validation, test, tuple(groups.tolist()))
     if scenario.shift == "scaled":
         return in_units(population, network, LocalTraining(lr=lr))
     return Fleet(population=population, network=network, local=LocalTraining(lr=lr))

@@ -13,7 +13,7 @@ from shoal_lab.bench.numerics.naive import cubic_madc, randomised_edc, union_fin
 from aggregator.numerics.embedding import edc, madc
 from tests.helpers.trees import python
 
-NAMES = ["gram", "streaming_gram", "edc", "madc", "madc_torch", "mean", "bipartition", "mask", "unmask", "derive"]
+NAMES = ["gram", "edc", "madc", "madc_torch", "mean", "bipartition", "mask", "unmask", "derive"]
 NAMES += ["simulator"] * 2
 
 

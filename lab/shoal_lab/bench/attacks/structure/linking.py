@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import LIFETIMES, ONE_EPOCH, FleetKeys, Lab, Lifetime, Rows
+from shoal_lab.bench.attacks.lab import LIFETIMES, FleetKeys, Lab, Lifetime, Rows
 from shoal_lab.bench.attacks.structure.fleet import fleet_sizes
 
 WHO: Final = "aggregator that follows the protocol; no device, no initial model"
@@ -33,14 +33,9 @@ def honest(lab: Lab, devices: int) -> tuple[Rows, Rows]:
     """Return the clear updates (n, d) of two successive rounds of FedAvg with local epochs."""
 
     def trained() -> tuple[Rows, Rows]:
-        parts, theta = [lab.pick(f"linking {i}", SAMPLES) for i in range(devices)], lab.origin.copy()
-        rounds = []
-        for t in range(WARM_UP + 2):
-            active = parts if t >= WARM_UP else parts[:15]
-            made = [lab.update(p, ONE_EPOCH, theta=theta, seed=10000 * t + i) for i, p in enumerate(active)]
-            rounds.append(np.stack(made))
-            theta = theta + rounds[-1].mean(0)
-        return rounds[-2], rounds[-1]
+        parts = [lab.pick(f"linking {i}", SAMPLES) for i in range(devices)]
+        *_, before, after = lab.fedavg([*[parts[:15]] * WARM_UP, parts, parts], 10000)
+        return before, after
 
     return lab.once(f"linking {devices}", trained)
 
