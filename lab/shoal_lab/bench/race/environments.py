@@ -31,8 +31,8 @@ def folder(peer: str) -> Path:
 
 
 def requirements(peer: str) -> tuple[str, ...]:
-    """Return what a peer's environment has: the peer, and the same torch as Shoal's."""
-    return PEERS[peer], "torch==" + version("torch").partition("+")[0]
+    """Return what a peer's environment has: the peer, psutil, which counts CPU time, and the same torch as Shoal's."""
+    return PEERS[peer], "psutil", "torch==" + version("torch").partition("+")[0]
 
 
 def find(peer: str) -> Path:

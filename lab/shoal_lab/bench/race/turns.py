@@ -7,6 +7,7 @@ nothing else: it is taken away from the program, whose prints go to standard err
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 GO: Final = "go\n"
-TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class EndedError(Exception):
@@ -25,23 +25,12 @@ class EndedError(Exception):
 
 def descendants_cpu_s() -> float:
     """Return the CPU seconds of all running processes that this one has started, directly or not, to a clock tick."""
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The program's name, in brackets, may hold anything.
-            fields = place.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        pid = int(place.parent.name)
-        parents[pid] = int(fields[1])
-        seconds[pid] = sum(map(int, fields[11:15])) / TICKS
-    own, total = os.getpid(), 0.0
-    for pid, parent in parents.items():
-        above = parent
-        while above not in (0, own):
-            above = parents.get(above, 0)
-        total += seconds[pid] if above == own else 0.0
+    import psutil
+
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            total += sum(process.cpu_times()[:4])
     return total
 
 
