@@ -99,7 +99,7 @@ def train(
     theta, scratch = theta0.copy(), np.empty_like(theta0)
     velocity = np.zeros_like(theta0) if momentum else None
     total, seen, steps = 0.0, 0, 0
-    for x, y in _batches(batch, settings, rng):
+    for x, y in batches(batch, settings, rng):
         if cancelled():
             raise Cancelled("training was cancelled")
         loss, step = backend.grad(theta, x, y)
@@ -149,7 +149,7 @@ def _clip(gradient: Float32Vector, most: float) -> None:
         gradient *= np.float32(most / norm)
 
 
-def _batches(batch: Dataset, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+def batches(batch: Dataset, settings: LocalTraining, rng: Shuffler) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield the samples of each step; mini-batches share two buffers that the next step overwrites."""
     n, size = len(batch.x), min(settings.batch_size, len(batch.x))
     if size == 0:

@@ -12,7 +12,6 @@ from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.clustering import complete_linkage, kmeans, kmeans_from_gram
 from aggregator.numerics.embedding import edc, madc
-from aggregator.numerics.gap import separation_gap
 from aggregator.numerics.similarity import cosine_matrix, gram
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -82,16 +81,6 @@ def test_order_does_not_matter_without_ties(size: int, seed: int, linkage: str) 
 def test_optimum_beats_complete_linkage(similarity: np.ndarray) -> None:
     """No bipartition by complete linkage beats the optimum."""
     assert bipartition(similarity).cross_max <= bipartition(similarity, "complete").cross_max
-
-
-@given(similarities(), st.data())
-def test_positive_gap_means_no_group_is_cut(similarity: np.ndarray, data: st.DataObject) -> None:
-    """Corollary 1 of cfl."""
-    size = len(similarity)
-    groups = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
-    if separation_gap(similarity, groups).gap > 0:
-        found = bipartition(similarity)
-        assert not {groups[i] for i in found.left} & {groups[i] for i in found.right}
 
 
 @given(

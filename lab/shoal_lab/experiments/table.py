@@ -85,7 +85,7 @@ def block(runs: Sequence[Kept]) -> str:
         file = f"[{same[0].file.stem}](../{same[0].file.relative_to(ROOT)})"
         ours = _mean(same) + "; ".join(f"{r.seed}: {_ours(r.data)}" for r in same)
         figures = sorted(r.data["ari"] for r in same if r.data["ari"] is not None)
-        found = list(dict.fromkeys(_number(figure, 2) for figure in figures))
+        found = list(dict.fromkeys(f"{figure:.2f}" for figure in figures))
         published = _published(same[0].data)
         shown = " to ".join(found[:: max(1, len(found) - 1)]) or "-"  # the first and the last of them
         unlike = unlike_a_fleet(same[0].data["parameters"])
@@ -145,10 +145,6 @@ def _published(data: Mapping[str, Any]) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return "-" if value is None else str(value)
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}"
 
 
 def write(page: Path = PAGE) -> None:

@@ -250,21 +250,6 @@ def step_size(local: LocalTraining, round_: int) -> float:
     return float(np.float32(local.lr * local.lr_decay ** (round_ - 1)))
 
 
-def batch_rows(n: int, local: LocalTraining, order: Shuffler) -> list[NDArray[np.int64]]:
-    """Return the rows of each mini-batch in turn, exactly as a device draws them; none for full-batch settings."""
-    size = min(local.batch_size, n)
-    if size == 0:
-        return []
-    left = local.epochs * -(-n // size) if local.epochs else local.steps
-    batches: list[NDArray[np.int64]] = []
-    while left > 0:
-        rows = order.permutation(n)  # a new permutation for each epoch, as on a device
-        cut = [rows[at : at + size] for at in range(0, min(n, left * size), size)]
-        batches += cut
-        left -= len(cut)
-    return batches
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The mini-batches of a block, step by step, devices with the most steps first.
@@ -298,7 +283,7 @@ def schedule(
     visited = np.zeros(len(lengths), np.int64)
     for column, place in enumerate(by_steps.tolist()):
         n, per_pass = int(lengths[place]), int(passes[place])
-        # As `batch_rows`, but a whole pass at a time; its last batch may be shorter than the others.
+        # As `edge_client.learning.training.batches`, but a whole pass at a time; its last batch may be shorter than the others.
         size = min(local.batch_size, n)
         order, weight = np.zeros(per_pass * size, np.int64), np.zeros(per_pass * size, np.float32)
         weight[:n] = np.float32(1.0) / np.float32(size)

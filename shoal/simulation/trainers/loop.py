@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_client.learning.training import Shuffler
+from edge_client.learning.data import Dataset
+from edge_client.learning.training import Shuffler, batches
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.trainers.blocks import (
     UPDATE_FLOATS,
     Block,
     Limits,
     Rows,
-    batch_rows,
     check_losses,
     devices_within,
     step_size,
@@ -74,7 +74,8 @@ def train_one(
     params = [p.clone().requires_grad_() for p in first]
     velocity = [torch.zeros_like(p) for p in first] if local.momentum else []
     total, seen = 0.0, 0
-    for xs, ys in _batches(x, y, order, local):
+    for some in batches(Dataset(x.cpu().numpy(), y.cpu().numpy()), local, order):
+        xs, ys = (torch.from_numpy(part).to(x.device) for part in some)
         loss = network.losses(network.forward(params, xs), ys)[0].mean()
         step = list(torch.autograd.grad(loss, params))
         with torch.no_grad():
@@ -93,13 +94,3 @@ def train_one(
         seen += len(xs)
     update = torch.cat([(p.detach() - f).reshape(-1) for p, f in zip(params, first, strict=True)]).detach()
     return update, total / seen if bool(torch.isfinite(update).all()) else math.nan
-
-
-def _batches(x: Tensor, y: Tensor, order: Shuffler, local: LocalTraining) -> Iterator[tuple[Tensor, Tensor]]:
-    if local.batch_size == 0:
-        for _ in range(local.steps):
-            yield x, y
-        return
-    for rows in batch_rows(len(x), local, order):
-        index = torch.from_numpy(rows).to(x.device)
-        yield x[index], y[index]

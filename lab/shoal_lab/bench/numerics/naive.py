@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import DisjointSet
 
 from aggregator.numerics.checks import sklearn_module
 
@@ -14,25 +15,13 @@ def union_find(similarity: NDArray[np.float64]) -> int:
     Args:
         similarity: shape (m, m), float64, symmetric.
     """
-    size = len(similarity)
-    above, right = np.triu_indices(size, 1)
-    parent = list(range(size))
-
-    def root(device: int) -> int:
-        while parent[device] != device:
-            parent[device] = parent[parent[device]]
-            device = parent[device]
-        return device
-
-    sets = size
+    above, right = np.triu_indices(len(similarity), 1)
+    sets = DisjointSet(range(len(similarity)))
     for pair in np.argsort(-similarity[above, right], kind="stable"):
-        if sets == 2:
+        if sets.n_subsets == 2:
             break
-        one, other = root(int(above[pair])), root(int(right[pair]))
-        if one != other:
-            parent[one] = other
-            sets -= 1
-    return sets
+        sets.merge(above[pair], right[pair])
+    return int(sets.n_subsets)
 
 
 def randomised_edc(updates: NDArray[np.float32], directions: int) -> NDArray[np.float32]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aggregator.numerics.checks import sklearn_module
 from crypto.mask.modes.registry import MODES, find
 from shoal_lab.bench.attacks.base import Result
 from shoal_lab.bench.attacks.lab import Lab, make_lab
 from shoal_lab.bench.attacks.registry import ATTACKS
+from shoal_lab.bench.numerics.kernels import one_thread
 from shoal_lab.bench.privacy.cost import MAIN_SIZE, measure_computed, measure_cost, measure_seal
 
 Progress = Callable[[str], None]
@@ -174,17 +173,3 @@ def words(document: Mapping[str, Any]) -> list[str]:
         *(f"{m['mode']}: {m['verdict']}" for m in modes),
         f"{document['seconds']:.0f} s",
     ]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit BLAS and torch to one thread inside the block, and restore torch's random state afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    with sklearn_module("threadpoolctl").threadpool_limits(limits=1), torch.random.fork_rng(devices=[]):
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

@@ -8,7 +8,6 @@ one direction only), so this is reported as well. The paper shows one curve each
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,9 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aggregator.numerics.bipartition import bipartition
-from aggregator.numerics.gap import separation_gap
-from aggregator.numerics.similarity import cosine_matrix
 from edge_client.learning.update import BatchOrder
 from shoal.errors import UsageError
 from shoal.protocol.messages import Share
@@ -34,6 +30,7 @@ from shoal_lab.experiments.data import datasets, splits
 from shoal_lab.experiments.data.datasets import Dataset
 from shoal_lab.experiments.studies.run import local_of
 from shoal_lab.experiments.studies.tasks import network_for
+from shoal_lab.experiments.studies.watch import Gap, gap_of
 
 SEED_STEP: Final = 1000
 """Difference between the seeds of two trials."""
@@ -48,28 +45,6 @@ GRADIENT: Final = LocalTraining(
     epochs=0, steps=1, batch_size=0, lr=1024.0, lr_decay=1.0, momentum=0.0, clip=0.0, prox_mu=0.0
 )
 """One step on all samples with step size 1024, so that float32 does not round the gradient away beside the model."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gap:
-    """One kind of vectors in one round: the gap's parts, and whether the best bipartition cuts no group."""
-
-    intra_min: float
-    cross_max: float
-    right: bool
-
-    @property
-    def gap(self) -> float:
-        """g(alpha), cfl Eq. 28."""
-        return self.intra_min - self.cross_max
-
-
-def gap_of(rows: Sequence[NDArray[np.float32]], groups: Sequence[int]) -> Gap:
-    """Return the separation gap of vectors, (d,) each, whose devices' groups are known."""
-    similarity = cosine_matrix(list(rows))
-    found, cut = separation_gap(similarity, groups), bipartition(similarity)
-    sides = [{groups[i] for i in side} for side in (cut.left, cut.right)]
-    return Gap(found.intra_min, found.cross_max, not sides[0] & sides[1])
 
 
 def gradients(workforce: Workforce, theta: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ bipartition cuts no group, which is all that CFL needs.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.gap import theorem_bounds
+from aggregator.numerics.gap import overlap
 from shoal.errors import UsageError
-from shoal_lab.experiments.cfl.gap import gap_of
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
+from shoal_lab.experiments.studies.watch import gap_of
 
 DEVICES_PER_GROUP: Final = 3
 GROUPS: Final = {"default": (2, 3, 5, 10, 20), "paper": (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50)}
@@ -70,8 +71,16 @@ def guaranteed(k: int, gamma: float) -> bool:
     """Return whether Theorem 1 guarantees a right bipartition if every device has relative noise ``gamma``."""
     if gamma >= 1.0:
         return False
-    groups = [g for g in range(k) for _ in range(DEVICES_PER_GROUP)]
-    return theorem_bounds([gamma] * len(groups), groups).gap > 0
+    alike = overlap(gamma, gamma)
+    return alike - cross_max_bound(k, alike) > 0
+
+
+def cross_max_bound(k: int, alike: float) -> float:
+    """Return the upper bound of cfl Eq. 19 on the similarity across the best bipartition of k groups with an overlap."""
+    angle = math.pi / (k - 1)
+    if alike < math.cos(angle):
+        return 1.0
+    return math.cos(angle) * alike + math.sin(angle) * math.sqrt(1.0 - alike**2)
 
 
 def run(study: Study, options: Options, progress: Progress) -> Result:

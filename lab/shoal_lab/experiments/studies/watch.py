@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.numerics.gap import separation_gap
+from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.registry import make_strategy
@@ -175,6 +177,36 @@ class CflWatch:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The separation gap of known groups (cfl Def. 2).
+
+    Attributes:
+        intra_min: least similarity of two devices of one group; 1 if every group has one device.
+        cross_max: largest similarity across the best bipartition.
+        right: whether that cuts no group.
+    """
+
+    intra_min: float
+    cross_max: float
+    right: bool
+
+    @property
+    def gap(self) -> float:
+        """g(alpha), cfl Eq. 28: if it is above zero, the best bipartition cuts no group."""
+        return self.intra_min - self.cross_max
+
+
+def gap_of(rows: Sequence[NDArray[np.float32]], groups: Sequence[int]) -> Gap:
+    """Return the separation gap of vectors, (d,) each, whose devices' groups are known."""
+    similarity, labels = cosine_matrix(list(rows)), np.asarray(groups)
+    cut = bipartition(similarity)
+    together = labels[:, None] == labels[None, :]
+    np.fill_diagonal(together, False)
+    sides = [{groups[i] for i in side} for side in (cut.left, cut.right)]
+    return Gap(float(similarity.min(where=together, initial=1.0)), cut.cross_max, not sides[0] & sides[1])
+
+
 def cluster_gaps(contributions: Sequence[ClientUpdate], group_of: Mapping[str, int]) -> dict[str, float]:
     """Return the separation gap (cfl Def. 2) of each cluster's updates of this round, by the cluster's id.
 
@@ -184,9 +216,12 @@ def cluster_gaps(contributions: Sequence[ClientUpdate], group_of: Mapping[str, i
     for c in contributions:
         if c.phase is Phase.TRAIN and c.vector is not None and c.norm > 0:
             rows[c.model].append(c)
-    return {
-        str(model): round(_gap(mine, group_of), GAP_DECIMALS) for model, mine in sorted(rows.items()) if len(mine) > 1
+    gaps = {
+        m: gap_of([c.row for c in mine], [group_of[c.device] for c in mine])
+        for m, mine in rows.items()
+        if len(mine) > 1
     }
+    return {str(model): round(gaps[model].gap, GAP_DECIMALS) for model in sorted(gaps)}
 
 
 def _sentence(split: Mapping[str, Any]) -> str:
@@ -195,10 +230,6 @@ def _sentence(split: Mapping[str, Any]) -> str:
     kind = "right" if split["right"] else "of one group" if split["of_pure_cluster"] else "wrong"
     sizes = " + ".join(map(str, split["sizes"]))
     return f"round {split['round']}: {sizes} devices ({kind}), {', '.join(found)}"
-
-
-def _gap(mine: Sequence[ClientUpdate], group_of: Mapping[str, int]) -> float:
-    return separation_gap(cosine_matrix([c.row for c in mine]), [group_of[c.device] for c in mine]).gap
 
 
 def _loss(contributions: Sequence[ClientUpdate]) -> float:

@@ -28,7 +28,7 @@ def test_environment_is_made_once_and_anew(monkeypatch):
     assert caught.value.hint == "give --install"
     assert install(PEER, told.append) == install(PEER, told.append) == find(PEER) == folder(PEER) / "bin" / "python"
     assert [command[1:3] for command in ran] == [["-m", "venv"], ["-m", "pip"]]
-    assert ran[1][-2:] == list(requirements(PEER))
+    assert ran[1][-3:] == list(requirements(PEER))
     assert ran[1][-1] == "torch==" + torch.__version__.partition("+")[0]
     assert len(told) == 1
     monkeypatch.setattr(environments, "PEERS", {PEER: "pfl==99"})

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from shoal_lab.experiments.cfl import gap as cfl_gap
-from shoal_lab.experiments.cfl.gap import GRADIENT, gap_of, gradients
+from shoal_lab.experiments.cfl.gap import GRADIENT, gradients
+from shoal_lab.experiments.studies.watch import gap_of
 from torch.nn import functional
 
 from shoal.protocol.recipe import LocalTraining
@@ -56,6 +57,17 @@ def test_a_gap_knows_a_right_bipartition() -> None:
     bad = gap_of([east, -east, north, north], [0, 0, 1, 1])
     assert bad.gap < 0
     assert not bad.right
+
+
+def test_positive_gaps_cut_no_group() -> None:
+    """Corollary 1, on three groups about random directions, with more noise in each draw; groups of one have no pair."""
+    rng, found = np.random.default_rng(0), []
+    for spread in np.linspace(0, 2, 60):
+        centres, groups = rng.standard_normal((3, 8)), [0, 0, 1, 1, 2, 2, 2]
+        found.append(gap_of(list((centres[groups] + spread * rng.standard_normal((7, 8))).astype(np.float32)), groups))
+    assert all(each.right for each in found if each.gap > 0)
+    assert {each.gap > 0 for each in found} == {each.right for each in found} == {True, False}
+    assert gap_of(list(np.eye(2, dtype=np.float32)), [0, 1]).intra_min == 1.0
 
 
 def test_gaps_over_samples(data_sets: Path) -> None:

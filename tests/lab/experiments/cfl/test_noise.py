@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from shoal_lab.experiments.cfl import noise as cfl_noise
@@ -32,6 +34,13 @@ def test_theorem_1_keeps_its_promise() -> None:
     data = run("cfl-noise", settings={"trials": 4})
     assert data["guaranteed_wrong"] == 0
     assert {row["k"] for row in data["history"]} == set(cfl_noise.GROUPS["default"])
+
+
+def test_bounds_across_groups() -> None:
+    """Eq. 19: minus H for two groups (Remark 1), and none beyond the angle between more of them."""
+    assert cfl_noise.cross_max_bound(2, 0.3) == pytest.approx(-0.3)
+    assert cfl_noise.cross_max_bound(5, math.cos(math.pi / 4) - 1e-3) == 1.0
+    assert cfl_noise.cross_max_bound(5, 1.0) == pytest.approx(math.cos(math.pi / 4))
 
 
 def chances(k: int, *pairs: tuple[float, float]) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 import pytest
 from shoal_lab.bench.attacks.lab import make_lab
-from shoal_lab.bench.privacy.benchmark import one_thread
+from shoal_lab.bench.numerics.kernels import one_thread
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import (
     Rows,
     Shelf,
-    batch_rows,
     check_losses,
     devices_within,
     schedule,
@@ -20,15 +19,6 @@ from shoal.simulation.trainers.blocks import (
 from tests.helpers.trainers import PLAIN, orders
 
 pytestmark = pytest.mark.torch
-
-
-def test_batches_follow_permutations():
-    """Seven steps of 4 on 10 samples: two passes of 3 batches and one batch more."""
-    rng, same = np.random.default_rng(1), np.random.default_rng(1)
-    local = dataclasses.replace(PLAIN, batch_size=4, steps=7)
-    batches = batch_rows(10, local, rng)
-    assert [len(b) for b in batches] == [4, 4, 2, 4, 4, 2, 4]
-    np.testing.assert_array_equal(np.concatenate(batches[:3]), same.permutation(10))
 
 
 def shelf_of(*sizes):
@@ -63,13 +53,6 @@ def test_other_shapes_are_refused():
     shards = [Shard(np.zeros((2, n), np.float32), np.zeros(2, np.int64)) for n in (3, 4)]
     with pytest.raises(DataError, match="devices' samples differ in shape or dtype"):
         Shelf(shards)
-
-
-def test_epochs_count_passes():
-    """Epochs count passes and full batches need no rows."""
-    local = dataclasses.replace(PLAIN, epochs=2, steps=99, batch_size=3)
-    assert [len(b) for b in batch_rows(4, local, np.random.default_rng(0))] == [3, 1, 3, 1]
-    assert batch_rows(4, PLAIN, np.random.default_rng(0)) == []
 
 
 def test_most_steps_come_first():
