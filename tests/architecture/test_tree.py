@@ -152,7 +152,7 @@ INSTALLED_BY = {
         "plot",
         "frames",
     ],
-    (LAB,): ["edge", "aggregator", "fleet", "demo", "plot"],
+    (LAB,): ["edge", "aggregator", "fleet", "demo", "images", "plot"],
 }
 """The extras that bring what each part of the tree imports."""
 
@@ -170,7 +170,12 @@ def modules_of(part):
 @pytest.mark.parametrize(("parts", "extras"), INSTALLED_BY.items(), ids=[p[0] for p in INSTALLED_BY])
 def test_imports_are_declared(parts, extras):
     """Every third-party module that a part of the tree imports is a dependency of the extras that install it."""
-    provides = {"sklearn": "scikit-learn", "paho": "paho-mqtt", "prometheus_client": "prometheus-client"}
+    provides = {
+        "PIL": "pillow",
+        "sklearn": "scikit-learn",
+        "paho": "paho-mqtt",
+        "prometheus_client": "prometheus-client",
+    }
     project = PROJECT["project"]
     declared = list(project["dependencies"])
     for extra in extras:

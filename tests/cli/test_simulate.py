@@ -135,9 +135,9 @@ def test_the_list_says_what_each_needs(tmp_path, no_data):
         ([], "which experiment?", "shoal simulate --list names them"),
         (["cfl-news2"], "no experiment 'cfl-news2'", "do you mean cfl-news? there are cfl-congruence, "),
         (["toy", "--algorithm", "sgd"], "toy has no algorithm 'sgd'", "there are fedavg, ifca"),
-        (["toy", "--mask", "rot13"], "no mask 'rot13'", "use none or permutation or "),
-        (["toy", "--grid", "huge"], "no grid 'huge'", "use default or paper"),
-        (["toy", "--device", "tpu"], "no device 'tpu'", "use cpu or cuda"),
+        (["toy", "--mask", "rot13"], "no mask 'rot13'", "there are none, permutation, "),
+        (["toy", "--grid", "huge"], "no grid 'huge'", "there are default, paper"),
+        (["toy", "--device", "tpu"], "no device 'tpu'", "do you mean cpu? there are cpu, cuda"),
         (["toy", "--plot", "toy.gif"], "toy.gif names no kind of picture", "end it in .png"),
     ],
 )

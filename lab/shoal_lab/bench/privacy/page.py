@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import struct
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from shoal_lab.bench.attacks.base import Result
 from shoal_lab.bench.attacks.registry import ATTACKS
@@ -24,20 +24,13 @@ text-align:right;vertical-align:top}th:first-child,td:first-child{text-align:lef
 img{width:8rem;height:8rem;image-rendering:pixelated;border:1px solid #8a94a0}figcaption{font-size:.8rem}
 small{color:#55606c}.wide{overflow-x:auto}
 """
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
 def png(image: NDArray[np.float32]) -> bytes:
-    """Return an image (rows, columns), values in [0, 1], as an 8-bit grey PNG (ISO 15948)."""
-    levels = np.rint(np.clip(image, 0.0, 1.0) * 255).astype(np.uint8)
-    rows, columns = levels.shape
-    raw = b"".join(b"\0" + row.tobytes() for row in levels)
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", columns, rows, 8, 0, 0, 0, 0)
-    return _PNG + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    """Return an image (rows, columns), values in [0, 1], as an 8-bit grey PNG."""
+    file = io.BytesIO()
+    Image.fromarray(np.rint(np.clip(image, 0.0, 1.0) * 255).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
 
 
 def page(document: Mapping[str, Any], pictures: Mapping[str, Sequence[Result]]) -> str:

@@ -105,5 +105,5 @@ def test_cifar_is_read_red_green_blue(tmp_path, inside):
 def test_unknown_data_sets_are_refused():
     with pytest.raises(UsageError, match="no data set 'imagenet'"):
         datasets.locate("imagenet")
-    with pytest.raises(UsageError, match="'sent140' is no data set of images"):
+    with pytest.raises(UsageError, match="no data set of images 'sent140'"):
         datasets.load("sent140")
