@@ -30,6 +30,7 @@ from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import Recipe
+from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,12 +174,8 @@ class Stage:
         grant = self.fleet.add_device(card.read_bytes())
         enrolment.join(self.device_dir(name), grant.read_bytes(), self.fleet.fingerprint)
         for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
-            roster = folder / ROSTER_FILE
-            # Written aside and renamed: a running aggregator may read the roster at any time.
-            fresh = roster.with_suffix(".new")
-            fresh.write_bytes(self.fleet.roster_bytes)
-            fresh.chmod(0o600)
-            fresh.replace(roster)
+            # A running aggregator may read the roster at any time.
+            write_atomic(folder / ROSTER_FILE, self.fleet.roster_bytes, durable=False, sync_name=False)
         self.devices = (*self.devices, name)
 
     def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe) -> RunPlan:
@@ -186,10 +183,7 @@ class Stage:
         plan = make_plan(self.fleet, bundle, options)
         path = write_run(self.fleet, plan, bundle, origins)
         for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
-            target = folder / "runs" / path.name
-            fresh = target.with_suffix(".new")
-            fresh.write_bytes(path.read_bytes())
-            fresh.replace(target)
+            write_atomic(folder / "runs" / path.name, path.read_bytes(), durable=False, sync_name=False)
         return plan
 
     def start_aggregator(self, *arguments: str) -> Program:

@@ -29,6 +29,11 @@ _POSITIVE: Final = {"0": 0, "1": 1, "4": 1}
 """Sent140 writes 0 for negative and 4 for positive; LEAF's own preprocessing writes 1 for positive."""
 _TEXT_FIELD: Final = 4
 """Position of the text in a sample (id, date, query, account, text)."""
+_DAMAGED: Final = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(OverflowError, RecursionError, MemoryError),
+)
+"""Errors of reading a file that is cut off, or not what its name says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,60 +122,36 @@ def _joined(train: dict[str, Shard], test: dict[str, Shard]) -> tuple[Person, ..
     )
 
 
-def _people(paths: Sequence[Path], read: Callable[[Path, str, list[Any], list[Any]], T]) -> dict[str, T]:
+def _people(paths: Sequence[Path], read: Callable[[list[Any], list[Any]], T]) -> dict[str, T]:
     """Read ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`` of every file."""
     people: dict[str, T] = {}
     for path in paths:
-        document = _document(path)
-        for user, promised in zip(document["users"], document["num_samples"], strict=True):
-            held = document["user_data"].get(user) if isinstance(user, str) else None
-            if not isinstance(held, dict) or not isinstance(held.get("x"), list) or not isinstance(held.get("y"), list):
-                raise DataError(f"{path}: user {user!r} has no lists x and y")
-            if not len(held["x"]) == len(held["y"]) == promised:
-                raise DataError(
-                    f"{path}: user {user!r} has {len(held['x'])} samples and {len(held['y'])} labels, not the {promised} promised"
-                )
-            if user in people:
-                raise DataError(f"{path}: user {user!r} is in another file, too")
-            people[user] = read(path, user, held["x"], held["y"])
+        user = None
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            for user, promised in zip(document["users"], document["num_samples"], strict=True):
+                x, y = document["user_data"][user]["x"], document["user_data"][user]["y"]
+                if not len(x) == len(y) == promised:
+                    raise ValueError(f"{len(x)} samples and {len(y)} labels, not the {promised} promised")
+                if user in people:
+                    raise ValueError("another file has this user, too")
+                people[user] = read(x, y)
+        except _DAMAGED as error:
+            where = f"{path}, user {user!r}" if user is not None else f"{path}"
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            raise DataError(f"{where} can't be read as LEAF's JSON: {reason}", hint="is it cut off?") from None
     return people
 
 
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"{path} can't be read as LEAF's JSON: {str(error)[:200]}", hint="is it cut off?") from None
-    if not isinstance(document, dict):
-        raise DataError(f"{path} is not LEAF's JSON: it holds no object")
-    kinds = {"users": list, "num_samples": list, "user_data": dict}
-    for key, kind in kinds.items():
-        if not isinstance(document.get(key), kind):
-            raise DataError(f"{path} is not LEAF's JSON: {key!r} is no {kind.__name__}")
-    if len(document["users"]) != len(document["num_samples"]):
-        raise DataError(f"{path} names {len(document['users'])} users with {len(document['num_samples'])} sizes")
-    return document
-
-
-def _femnist_shard(path: Path, user: str, x: list[Any], y: list[Any]) -> Shard:
-    try:
-        pixels, labels = np.asarray(x, np.float32).reshape(len(y), FEMNIST_PIXELS), np.asarray(y, np.int64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{path}: user {user!r} holds no images of {FEMNIST_PIXELS} pixels: {error}") from None
+def _femnist_shard(x: list[Any], y: list[Any]) -> Shard:
+    pixels, labels = np.asarray(x, np.float32).reshape(len(y), FEMNIST_PIXELS), np.asarray(y, np.int64)
     if not np.isfinite(pixels).all() or (len(labels) and not 0 <= labels.min() <= labels.max() < FEMNIST_CLASSES):
-        raise DataError(f"{path}: user {user!r} has a pixel or a label out of range")
+        raise ValueError("a pixel or a label is out of range")
     return Shard(pixels, labels)
 
 
-def _tweets(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[list[list[str]], NDArray[np.int64]]:
-    try:
-        labels = np.array([_POSITIVE[str(v)] for v in y], np.int64)
-    except KeyError as error:
-        raise DataError(f"{path}: user {user!r} has label {error}, not 0, 1 or 4") from None
-    texts = []
-    for sample in x:
-        if not isinstance(sample, list) or len(sample) <= _TEXT_FIELD or not isinstance(sample[_TEXT_FIELD], str):
-            raise DataError(f"{path}: user {user!r} has a sample that isn't [id, date, query, account, text]")
-        texts.append(words_of(sample[_TEXT_FIELD]))
-    return texts, labels
+def _tweets(x: list[Any], y: list[Any]) -> tuple[list[list[str]], NDArray[np.int64]]:
+    texts = [sample[_TEXT_FIELD] for sample in x if isinstance(sample, list)]
+    if len(texts) != len(x):
+        raise ValueError("a sample that isn't [id, date, query, account, text]")
+    return [words_of(text) for text in texts], np.array([_POSITIVE[str(v)] for v in y], np.int64)

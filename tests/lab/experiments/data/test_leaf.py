@@ -91,12 +91,12 @@ def break_file(path, change):
     ("change", "complaint"),
     [
         (lambda d: d["num_samples"].__setitem__(0, 8), "9 samples and 9 labels, not the 8 promised"),
-        (lambda d: d["num_samples"].pop(), "names 3 users with 2 sizes"),
-        (lambda d: d["user_data"].pop("f0002"), "'f0002' has no lists x and y"),
-        (lambda d: d.pop("users"), "'users' is no list"),
-        (lambda d: d["user_data"]["f0001"]["x"][3].pop(), "no images of 784 pixels"),
+        (lambda d: d["num_samples"].pop(), "is shorter"),
+        (lambda d: d["user_data"].pop("f0002"), "user 'f0002' .*KeyError"),
+        (lambda d: d.pop("users"), "KeyError: 'users'"),
+        (lambda d: d["user_data"]["f0001"]["x"][3].pop(), "user 'f0001' .*inhomogeneous"),
         (lambda d: d["user_data"]["f0001"]["y"].__setitem__(0, 62), "out of range"),
-        (lambda d: d["user_data"]["f0001"]["x"][0].__setitem__(0, "dark"), "no images of 784 pixels"),
+        (lambda d: d["user_data"]["f0001"]["x"][0].__setitem__(0, "dark"), "user 'f0001' .*'dark'"),
         (lambda d: d["user_data"]["f0001"]["x"][0].__setitem__(0, float("nan")), "out of range"),
     ],
 )
@@ -112,5 +112,5 @@ def test_a_cut_file_is_refused(femnist):
     with pytest.raises(DataError, match="can't be read as LEAF's JSON"):
         load_femnist(femnist)
     path.write_text("[1]")
-    with pytest.raises(DataError, match="holds no object"):
+    with pytest.raises(DataError, match="LEAF's JSON: TypeError"):
         load_femnist(femnist)
