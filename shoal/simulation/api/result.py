@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from aggregator.strategies.base import Event
+from edge_client.learning.standardisation import standardised
 from edge_client.storage.scales import Scale
 from shoal.errors import ConfigError
 from shoal.report.plot import Line, Panel, figure_of
 from shoal.simulation.api.models import InUnits
-from shoal.simulation.api.standardisation import in_scale
 from shoal.types import Float32Vector
 
 
@@ -105,7 +105,8 @@ class Result:
             device: its place among the partitions.
             x: samples in the units of the partitions.
         """
-        return in_scale(x, self._scales[device]) if self._scales else np.asarray(x, np.float32)
+        samples = np.asarray(x, np.float32)
+        return standardised(samples, self._scales[device]) if self._scales else samples
 
     def _module(self, theta: Float32Vector) -> nn.Module:
         module = copy.deepcopy(self._template)

@@ -8,13 +8,12 @@ smallest and largest value of each feature on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
-from edge_client.learning.standardisation import local_scale, scale_of, standardised
+from edge_client.learning.standardisation import local_scale, scale_of
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scale
 from shoal import limits
@@ -113,8 +112,3 @@ def scaled_targets(population: Population, scale: tuple[float, float]) -> Popula
     """Return a population with its targets less a scale's centre, in its unit, float32."""
     centre, unit = scale
     return population.mapped(lambda shard, _: Shard(shard.x, ((shard.y - centre) / unit).astype(np.float32)))
-
-
-def in_scale(x: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
-    """Return samples (n, ...) in the units of a scale, float32."""
-    return standardised(np.asarray(x, np.float32), scale)

@@ -6,7 +6,6 @@ in a checkpoint of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crypto.mask.masking import mask as masked_under
@@ -89,8 +88,3 @@ class Links:
             return vector
         seed = mean_seed(self._run.run_id, round_, model)
         return decode(encode(vector, precision, seed), len(vector), precision)
-
-    @property
-    def residuals(self) -> Mapping[str, Residual]:
-        """The residuals that devices hold."""
-        return self._residuals

@@ -48,11 +48,6 @@ class SimOptions:
     checkpoint: Path | None = None
     arrivals: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def limits_norms(self) -> bool:
-        """Whether an update may be left out for its norm."""
-        return self.norm_screen or self.recipe.norm_limit < UNLIMITED_NORM
-
 
 @dataclass(frozen=True, slots=True)
 class SimRound:

@@ -32,7 +32,7 @@ from shoal.simulation.engine import checkpoint, metrics
 from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.ranks import ByCoordinates, current_ranks
-from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.records import UNLIMITED_NORM, SimOptions, SimRound
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
@@ -258,7 +258,7 @@ def simulate(
         trainer=options.trainer,
         device=options.device,
         deferred=options.deferred,
-        norms=options.norms or options.limits_norms,
+        norms=options.norms or options.norm_screen or options.recipe.norm_limit < UNLIMITED_NORM,
         # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
         reads="updates" if single or strategy is not None else None,
         watched=watch is not None or current_watch() is not None,
@@ -370,7 +370,7 @@ class _Simulation:
             ]
             self.long |= refused.keys()
             outcome = dataclasses.replace(outcome, events=(*outcome.events, *events))
-            state = self.workforce.relay(self.strategy, state, round_)
+            state = self.workforce.models.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or plan.trains
             number = len(self.history) + 1 if counts else 0

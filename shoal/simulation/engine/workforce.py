@@ -11,14 +11,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy, mean_update, norm_of, weights_of
+from aggregator.strategies.base import ClientUpdate, RoundPlan, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.settings import Reads
 from aggregator.strategies.statistics import STATISTICS_ASSIGNMENT
@@ -157,9 +157,9 @@ class Workforce:
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer for the devices' training samples in the scale that is in use."""
+        """The trainer for the devices' training samples in the scale that is in use, of which it keeps the kernels."""
         if self._scale not in self._trainers:
-            self._trainers[self._scale] = self.trainer_on(self.shelf(Share.TRAIN))
+            self._trainers[self._scale] = make_trainer(self._trainer_name, self.network, self.shelf(Share.TRAIN))
         return self._trainers[self._scale]
 
     def scale_of(self, plan: RoundPlan, model: int) -> Scale | None:
@@ -186,10 +186,6 @@ class Workforce:
             found.append(self.score(models[at : at + 1], share, places).losses)
         return np.concatenate(found, axis=1)
 
-    def trainer_on(self, shelf: Shelf) -> Trainer:
-        """Return a trainer for the samples of ``shelf``. It keeps kernels of the shelf's devices, so each shelf needs its own."""
-        return make_trainer(self._trainer_name, self.network, shelf)
-
     @property
     def probes(self) -> Shelf:
         """Return the test shards that belong to no device."""
@@ -213,10 +209,6 @@ class Workforce:
         own, federated = self.private.of(places), torch.from_numpy(models).to(self.device)
         joined: NDArray[np.float32] = self.private.joined(federated, own).cpu().numpy()
         return joined
-
-    def relay(self, strategy: Strategy, state: Any, round_: int) -> Any:
-        """Take over the models of round ``round_`` from the strategy, and return its state without them: see `Models.relay`."""
-        return self.models.relay(strategy, state, round_)
 
     def carry_out(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Carry out every order of ``plan``; return the devices' uploads, in order of their names.
@@ -282,10 +274,7 @@ class Workforce:
             else:
                 total += kept.uniform if weighting == "uniform" or kept.samples is None else kept.samples
         mean: Float32Vector = (total / sum(weights)).cpu().numpy()
-        return self._masked(mean)
-
-    def _masked(self, clear: Float32Vector) -> Float32Vector:
-        return clear if self.models.mask is None else mask(clear, self.models.mask).values
+        return mean if self.models.mask is None else mask(mean, self.models.mask).values
 
     def _sent(self, clear: Float32Vector, assignment: Assignment, place: int, model: int) -> Float32Vector:
         """Return an update, masked, as the aggregator decodes it."""

@@ -205,11 +205,6 @@ def undo(masked: Float32Vector, places: NDArray[np.int64], signs: NDArray[np.flo
     return clear
 
 
-def share_placed(lab: Lab, mode: str, places: NDArray[np.int64]) -> float:
-    """Return the share of masked coordinates whose clear place is right; 0 if the mode mixes coordinates."""
-    return float((places == lab.places(mode)).mean())
-
-
 def known_pair(lab: Lab, mode: str) -> list[Result]:
     """Return the share of the coordinates whose place is found from one known pair, and how well another update is opened.
 
@@ -223,7 +218,7 @@ def known_pair(lab: Lab, mode: str) -> list[Result]:
         Result(
             name="known pair: places of coordinates",
             attacker=KNOWS_PAIR,
-            success=share_placed(lab, mode, places),
+            success=float((places == lab.places(mode)).mean()),  # no place is right if the mode mixes coordinates
             chance=1 / lab.length,
             unit="share",
             margin=0.01,

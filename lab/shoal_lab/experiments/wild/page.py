@@ -200,16 +200,11 @@ def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:
         yield f"devices whose model stands still: {' '.join(map(str, own['still']))}"
 
 
-def goals_table(results: Mapping[str, Runs]) -> str:
-    """Return the table of the goals for single fleets: see `goals`."""
-    return goals.table(results, COLUMNS)
-
-
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Runs]], str]]] = {
     "models": models_table,
     "personal": personal_table,
     "misses": misses_table,
-    "goals": goals_table,
+    "goals": lambda results: goals.table(results, COLUMNS),
 }
 
 

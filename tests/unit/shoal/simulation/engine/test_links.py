@@ -26,7 +26,7 @@ def test_residual_joins_the_next_update():
     """An update is decoded and its residual is added to the next of the same model."""
     links, key = links_of(), key_of("permutation", D)
     first = links.update(UPDATE, key, device="a", model=0, phase=1, round_=1)
-    (residual,) = links.residuals.values()
+    (residual,) = links._residuals.values()
     links.exact = {}
     links.update(UPDATE, key, device="a", model=0, phase=1, round_=2)
     assert np.allclose(np.sort(links.exact["a"]), np.sort(UPDATE + residual.vector()))
@@ -42,7 +42,7 @@ def test_float32_leaves_vectors_as_they_are():
     assert (links.update(UPDATE, None, device="a", model=0, phase=1, round_=1) == UPDATE).all()
     assert links.mean(UPDATE, model=0, round_=1) is UPDATE
     assert links.up == (4 * D, 1)
-    assert not links.residuals
+    assert not links._residuals
 
 
 def test_a_mean_is_what_every_device_decodes():

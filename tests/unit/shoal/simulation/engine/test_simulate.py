@@ -315,7 +315,7 @@ def test_simulated_run_is_loopback_fleets(tmp_path, case):
     for round_ in range(1, plan.recipe.rounds + 1):
         state, round_plan = strategy.plan(state, round_, tuple(data))
         state, outcome = strategy.close(state, round_plan, force.carry_out(round_plan))
-        state = force.relay(strategy, state, round_)
+        state = force.models.relay(strategy, state, round_)
         assert dict(outcome.clusters) == records[round_ - 1]["clusters"]
         assert len(round_plan.assignments) == records[round_ - 1]["ordered"]
         ours = [{"round": e.round, "kind": e.kind, **e.detail} for e in outcome.events]
