@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +45,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import origins_needed
 from shoal.protocol.recipe import Recipe
 from shoal.protocol.requests import RequestAction
+from shoal.simulation.closing import Closing
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
@@ -75,7 +75,7 @@ class LoopbackDevice:
     finish_worker: InlineWorker
 
 
-class LoopbackFleet:
+class LoopbackFleet(Closing):
     """One run of one fleet, from the owner's signature to the devices' final models.
 
     Args:
@@ -422,14 +422,6 @@ class LoopbackFleet:
         if self.service is not None:
             self.service.close()
             self.service = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def draw_origins(manifest: TaskManifest, count: int, seed: int) -> NDArray[np.float32]:

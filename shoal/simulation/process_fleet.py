@@ -16,8 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from aggregator import membership as aggregator_membership
 from aggregator.shards import membership as worker_membership
@@ -30,6 +29,7 @@ from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import Recipe
+from shoal.simulation.closing import Closing
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ PROGRAMS: Final = {"aggregator": "aggregator.cli", "edge_client": "edge_client.p
 """Module with the program of each package."""
 
 
-class Stage:
+class Stage(Closing):
     """A fleet's directories and programs under one root.
 
     Args:
@@ -269,14 +269,6 @@ class Stage:
         for program in self.programs.values():
             program.stop()
         self.programs.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _end_with_parent() -> None:

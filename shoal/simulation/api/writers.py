@@ -14,11 +14,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from shoal.errors import ConfigError
 from shoal.simulation.api.result import Round
+from shoal.simulation.closing import Closing
 from shoal.util.files import write_failed
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Round))
@@ -35,22 +35,7 @@ class HistoryWriter(Protocol):
         """Make everything that was written complete."""
 
 
-class _Closing:
-    """A writer in a ``with`` statement."""
-
-    def close(self) -> None:
-        """Make everything that was written complete."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class CsvWriter(_Closing):
+class CsvWriter(Closing):
     """A CSV file with one row a round; `sizes` are joined by spaces, and a figure that is not there is empty."""
 
     def __init__(self, path: Path | str) -> None:
@@ -85,7 +70,7 @@ class CsvWriter(_Closing):
         self._file.close()
 
 
-class TensorBoardWriter(_Closing):
+class TensorBoardWriter(Closing):
     """Curves for TensorBoard: one for each figure that a round has."""
 
     def __init__(self, folder: Path | str) -> None:
@@ -112,7 +97,7 @@ class TensorBoardWriter(_Closing):
         self._log.close()
 
 
-class MlflowWriter(_Closing):
+class MlflowWriter(Closing):
     """Metrics of the MLflow run that is active when a round closes; MLflow begins one if there is none."""
 
     def __init__(self) -> None:
