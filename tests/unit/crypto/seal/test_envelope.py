@@ -50,6 +50,13 @@ def refused(action):
     return caught.value
 
 
+def test_the_member_reads_what_was_sealed():
+    data = to_member()
+    assert read_head(data)[0] == HEAD
+    assert open_it(data) == (MESSAGE, BODY)
+    assert open_it(memoryview(bytearray(data))) == (MESSAGE, BODY)
+
+
 # ---------------------------------------------------------------------------------------------------- to one member
 
 
@@ -135,6 +142,12 @@ def test_ciphertext_of_another_is_not_signed():
     with pytest.raises(SealError):
         open_it(swapped + signature, key=EVE.member.sign_key)
     assert head.sender == "alice"
+
+
+def test_the_group_reads_what_was_sealed():
+    data = seal_to_group(ALICE, KEY, HEAD, MESSAGE)
+    assert open_group(data) == MESSAGE
+    assert MESSAGE not in data
 
 
 # ---------------------------------------------------------------------------------------------------- to a group

@@ -52,6 +52,14 @@ def test_altered_signatures_are_refused(alice):
         verify(alice.member.sign_key, "upload", b"content", signature[:-1])
 
 
+def test_a_saved_identity_is_the_same_one(alice, tmp_path):
+    path = tmp_path / "keys" / "identity.key"
+    alice.save(path)
+    again = Identity.load(path)
+    assert again.member == alice.member
+    assert raw_keys(again) == raw_keys(alice)
+
+
 def test_the_key_file_is_private(alice, tmp_path):
     path = tmp_path / "keys" / "identity.key"
     alice.save(path)
@@ -150,3 +158,8 @@ def test_small_order_is_no_seal_key(point):
     """A seal key of small order is no seal key."""
     with pytest.raises(WireError, match="nothing can be sealed"):
         check_seal_key(point.to_bytes(32, "little"))
+
+
+def test_a_true_seal_key_is_one(alice):
+    check_seal_key(alice.member.seal_key)
+    check_seal_key((9).to_bytes(32, "little"))

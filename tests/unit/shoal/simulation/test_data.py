@@ -27,6 +27,33 @@ def test_missing_shares_are_empty():
     assert population.groups is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train": ()}, "every simulated device needs at least one training sample"),
+        ({"train": (TRAIN[0], Shard.none())}, "every simulated device needs at least one training sample"),
+        ({"groups": (1,)}, r"a population of 2 devices with shares, names or groups for \[1, 2\]"),
+        ({"test": TRAIN[:1]}, r"a population of 2 devices .* for \[1, 2\]"),
+        ({"validation": (*TRAIN, *TRAIN)}, r"a population of 2 devices .* for \[2, 4\]"),
+        ({"names": ("a", "b", "c")}, r"a population of 2 devices .* for \[2, 3\]"),
+        ({"names": ("b", "a")}, "device names must differ and be in ascending order"),
+        ({"names": ("a", "a")}, "device names must differ and be in ascending order"),
+        ({"probes": TRAIN, "probe_groups": (0,)}, "2 probes with 1 groups"),
+    ],
+)
+def test_unfit_population_is_refused(fields, message):
+    """A population whose parts do not fit is refused."""
+    with pytest.raises(DataError, match=message):
+        Population(**{"train": TRAIN, **fields})
+
+
+def test_stacked_and_cut_samples_are_views():
+    for shards in (TRAIN, shards_of(X.reshape(6, 4), Y.reshape(6), (3, 3))):
+        assert all(np.shares_memory(s.x, X) and np.shares_memory(s.y, Y) for s in shards)
+        assert [s.y.tolist() for s in shards] == [[0, 1, 2], [3, 4, 5]]
+    assert [s.y.tolist() for s in shards_of(X.reshape(6, 4), Y.reshape(6), (2, 4))] == [[0, 1], [2, 3, 4, 5]]
+
+
 @pytest.mark.parametrize(("cuts", "total"), [((2, 3), 5), ((2, 5), 7), ((), 0)])
 def test_cuts_use_every_sample(cuts, total):
     with pytest.raises(DataError, match=f"6 samples cut into {total}"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
-from shoal.simulation.data import Shard
-from shoal.simulation.shares import CFL_SHARES, Shares, by_shard, cut
+from shoal.simulation.data import Population, Shard
+from shoal.simulation.shares import CFL_SHARES, Shares, by_shard, cut, statistics
 
 X, Y = np.arange(20, dtype=np.float32)[:, None], np.arange(20) % 3
 
@@ -64,3 +64,26 @@ def test_shard_is_shuffled_by_the_seed():
     assert (len(one.train[0]), len(one.validation[0]), len(one.test[0])) == (9, 0, 1)
     assert one.groups == (4, 5)
     assert by_shard(shards, seed=0).groups is None
+
+
+def test_statistics_are_the_papers():
+    """Statistics are those that a paper prints."""
+
+    def shards(*counts):
+        return tuple(Shard(X[:n], Y[:n]) for n in counts)
+
+    data = Population(
+        shards(1, 2, 9), shards(1, 0, 0), shards(0, 1, 1), (0, 0, 5), probes=shards(3, 4), probe_groups=(0, 5)
+    )
+    assert statistics(data) == {
+        "devices": 3,
+        "samples": 22,
+        "train": 12,
+        "validation": 1,
+        "test": 2,
+        "probes": 2,
+        "probe_samples": 7,
+        "groups": 2,
+        "samples_a_device": {"min": 2, "median": 3.0, "mean": 5.0, "max": 10},
+    }
+    assert statistics(Population(shards(2)))["groups"] is None

@@ -114,6 +114,12 @@ def test_label_beyond_int64_is_refused():
         converted({"train": (np.ones((1, 3)), [1e300])})
 
 
+def test_unequal_rows_are_no_array():
+    """Rows of different lengths are no array."""
+    with pytest.raises(DataError, match="partition 0, train: x is no array: "):
+        converted({"train": ([[1, 2], [3]], [0, 1])})
+
+
 @pytest.mark.parametrize(
     ("kind", "y", "takes"), [("classification", np.zeros((2, 1), int), "(n,)"), ("sequence", [0, 1], "(n, positions)")]
 )

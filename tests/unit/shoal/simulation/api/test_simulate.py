@@ -427,6 +427,12 @@ def test_training_of_all_devices_diverges():
     assert caught.value.hint == "lower the learning rate, or set clip"
 
 
+def test_progress_is_a_line_a_round(capsys):
+    shoal.simulate(softmax, plain(), strategy="fedavg", rounds=2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["round 1 of 2", "round 2 of 2"]
+
+
 def test_torchs_state_is_left_as_it_was():
     model = softmax()
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()

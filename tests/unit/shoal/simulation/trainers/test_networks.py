@@ -14,6 +14,7 @@ from shoal.simulation.trainers.networks import (
     OneHidden,
     Softmax,
     sample_losses,
+    tensor,
     unflatten,
 )
 from tests.helpers.trainers import INPUTS, NETWORKS
@@ -103,3 +104,13 @@ def test_numbers_have_squared_errors():
     losses, right = sample_losses("regression", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
     assert losses.tolist() == [0, 9]
     assert right.tolist() == [0, 0]
+
+
+def test_tensors_share_memory():
+    """Tensors share memory unless the array is read only."""
+    values = np.zeros(3, np.float32)
+    tensor(values)[0] = 1
+    assert values[0] == 1
+    values.flags.writeable = False
+    tensor(values)[1] = 1
+    assert values[1] == 0
