@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from aggregator.shards.space import JobLink
     from aggregator.status.facts import RunStatus
     from aggregator.strategies.base import ClientUpdate
-    from shoal.protocol.shards import PartReport
+    from shoal.protocol.jobs import PartReport
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.errors import NumericsError
-from shoal.protocol.shards import MeanPlace, NodeKind
+from shoal.protocol.jobs import MeanPlace, NodeKind
 
 MOST_GRAM_BYTES: Final = 256 << 20
 """Largest matrix of products, float64, that is ever whole: that of MOST_COMPARED vectors."""
@@ -59,7 +59,7 @@ class PartedVector:
     Attributes:
         space: the workers that hold its coordinates.
         size: its coordinates.
-        kind, items, weights: the last step of the calculation, see `shoal.protocol.shards.VectorNode`; items are vectors.
+        kind, items, weights: the last step of the calculation, see `shoal.protocol.jobs.VectorNode`; items are vectors.
         device: of an UPDATE; digests: SHA-256 of its parts, in the order of the workers.
         bounds: first, last and step of a SLICE.
     """

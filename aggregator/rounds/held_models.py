@@ -32,11 +32,12 @@ from crypto.seal.signed import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import encode
+from shoal.protocol.jobs import MeanPlace
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODELS, Assignment, DeclineReason, Sealed
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.seeds import mean_seed
-from shoal.protocol.shards import MeanPlace, digest_over
+from shoal.protocol.shards import digest_over
 from shoal.protocol.states import (
     MAX_OPEN_STATES,
     MAX_RETAINED_RECIPES,

@@ -18,11 +18,11 @@ from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.parted import wide_mean_of
 from aggregator.numerics.rows import column_chunks
-from shoal.protocol.shards import JobKind, NodeKind, VectorNode
+from shoal.protocol.jobs import JobKind, NodeKind, VectorNode
 
 if TYPE_CHECKING:
     from aggregator.numerics.parted import PartedVector
-    from shoal.protocol.shards import Job
+    from shoal.protocol.jobs import Job
     from shoal.types import Float32Vector
 
 BLOCK_BYTES: Final = 32 << 20
@@ -35,7 +35,7 @@ class Calculation:
 
     Attributes:
         devices: whose updates are used; digests: the parts' digests of each, by worker.
-        nodes: see `shoal.protocol.shards.Job`.
+        nodes: see `shoal.protocol.jobs.Job`.
         vectors: places of the vectors that were asked for.
     """
 

@@ -15,8 +15,8 @@ from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
+from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
 from shoal.protocol.reassembly import Reassembler, Transfer
-from shoal.protocol.shards import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 
 if TYPE_CHECKING:

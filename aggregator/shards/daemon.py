@@ -21,8 +21,8 @@ from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, ShoalError, TakenOverError, UntrustedError, reason_of
 from shoal.membership.plans import open_plan
 from shoal.protocol import channels
+from shoal.protocol.jobs import JobKind
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.shards import JobKind
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver, TransportEvent
 from shoal.transport.inbox import Inbox
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.config import AggregatorConfig
-    from shoal.protocol.shards import Job, ShardOrder
+    from shoal.protocol.jobs import Job, ShardOrder
 
 LOG = logging.getLogger("shoal.worker")
 POLL_S: Final = 0.25

@@ -10,13 +10,13 @@ import numpy as np
 from aggregator.shards.space import ShardsUnavailableError
 from shoal.errors import UntrustedError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.shards import Job
+from shoal.protocol.jobs import Job
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.shards.worker import WorkerService
-    from shoal.protocol.shards import JobDone
+    from shoal.protocol.jobs import JobDone
 
 
 class LocalLink:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from shoal.errors import UntrustedError
-from shoal.protocol.shards import GroupAddress
+from shoal.protocol.jobs import GroupAddress
 
 JOIN_S: Final = 60.0
 """Longest time for all workers to join a new process group: a busy machine takes half of it to load torch."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from crypto.seal.signed import open_document, sign_document
 from shoal.protocol.channels import WORKER_STATE
 from shoal.protocol.chunking import parse, split
-from shoal.protocol.shards import WorkerPresence
+from shoal.protocol.jobs import WorkerPresence
 from shoal.transport.rivals import Witness
 from shoal.version import VERSION
 

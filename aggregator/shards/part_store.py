@@ -17,8 +17,8 @@ from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.jobs import ShardOrder, StoredPart
 from shoal.protocol.messages import Phase
-from shoal.protocol.shards import ShardOrder, StoredPart
 from shoal.types import Float32Vector
 from shoal.util.files import make_own, private_directory, write_atomic
 

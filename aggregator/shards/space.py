@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from aggregator.numerics.parted import check_gram_size
 from aggregator.shards.calculation import assembled, written
 from shoal.errors import ShoalError
-from shoal.protocol.shards import Job, JobKind
+from shoal.protocol.jobs import Job, JobKind
 
 if TYPE_CHECKING:
     from aggregator.numerics.parted import PartedVector
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.shards import JobDone, MeanPlace
+    from shoal.protocol.jobs import JobDone, MeanPlace
 
 
 class ShardsUnavailableError(ShoalError):

@@ -37,14 +37,14 @@ import numpy as np
 from aggregator.shards.calculation import block_shapes
 from aggregator.shards.space import ShardsUnavailableError
 from shoal.errors import ConfigError
-from shoal.protocol.shards import JobKind
+from shoal.protocol.jobs import JobKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.shards.coordinator import WorkerMessages
     from aggregator.shards.meeting import MeetingStore
-    from shoal.protocol.shards import GroupAddress, Job, JobDone
+    from shoal.protocol.jobs import GroupAddress, Job, JobDone
 
 LOG = logging.getLogger("shoal.shards")
 BLOCK_S: Final = 600.0

@@ -28,6 +28,7 @@ from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import ChunkKind, chunk_count, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.jobs import GroupAddress, Job, JobDone, JobKind, PartReport, ShardOrder, StoredPart
 from shoal.protocol.messages import Action, Control, Reminder
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
@@ -35,14 +36,7 @@ from shoal.protocol.precision.seeds import mean_seed
 from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler, Transfer
 from shoal.protocol.shards import (
     PART_LABEL,
-    GroupAddress,
-    Job,
-    JobDone,
-    JobKind,
     MeanPartHeader,
-    PartReport,
-    ShardOrder,
-    StoredPart,
     UploadPart,
     borders,
     mean_part_number,

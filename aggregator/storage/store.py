@@ -34,8 +34,8 @@ from aggregator.strategies.base import ClientUpdate, contribution_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
+from shoal.protocol.jobs import NodeKind
 from shoal.protocol.messages import Phase, Upload
-from shoal.protocol.shards import NodeKind
 from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
 from shoal.util.state_codec import Encoded, decode_state, encode_state
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aggregator.storage.upload import OpenedUpload
-    from shoal.protocol.shards import PartReport, StoredPart
+    from shoal.protocol.jobs import PartReport, StoredPart
 
 
 class PartsGate:

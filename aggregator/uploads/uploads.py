@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import ClientUpdate
     from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
+    from shoal.protocol.jobs import PartReport
     from shoal.protocol.messages import Upload
     from shoal.protocol.reassembly import ReceivedChunks
-    from shoal.protocol.shards import PartReport
 
 COMMITTED_AT_ONCE: Final = 64
 """Valid uploads that are committed even while the workers have more: a commit costs the same for one as for many."""

@@ -20,7 +20,7 @@ from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import Presence, contrary_field, doubted_field, left_out_field, rival_field
+from shoal.protocol.messages import MOST_CONTRARY, Presence
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.rivals import Witness
 from shoal.version import VERSION, WIRE
@@ -91,7 +91,10 @@ def presence(
             answers=answers,
             vitals=vitals,
             wire=WIRE,
-            later=left_out_field(left_out) + contrary_field(contrary) + rival_field(rival) + doubted_field(doubted),
+            left_out=left_out,
+            contrary=tuple(contrary[:MOST_CONTRARY]),
+            rival=rival,
+            doubted=doubted,
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

@@ -10,7 +10,7 @@ Documents of membership and runs are in `shoal.protocol.documents`, messages abo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -26,9 +26,7 @@ from shoal.version import WIRE
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
 MOST_CONTRARY: Final = 3
-"""Most names in a presence of devices that have signed another history or state: so many fit a later field."""
-_CONTRARY: Final = 2
-"""Number of the later field of a presence with these names; added in 0.2.0."""
+"""Most names in a presence of devices that have signed another history or state."""
 SHARED_MODEL: Final = 0xFFFF
 """In place of a model's id: under weight sharing, the segment that all models share."""
 STATISTICS_MODEL: Final = limits.MAX_MODELS - 1
@@ -323,8 +321,10 @@ class Presence:
         answers: number of the run whose finished model the device answers with; 0 before its first, and in the will.
         vitals: the device's condition, if its operator lets it report that; None in the will.
         wire: the wire version that the device's software speaks.
-        contrary: devices that have signed another history or state, as a later field (`contrary_field`): at most MOST_CONTRARY
-            names, for the owner to read.
+        left_out: number of damaged samples that the device leaves out.
+        contrary: devices that have signed another history or state: at most MOST_CONTRARY names, for the owner to read.
+        rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
+        doubted: whether the device's model is right no more often than its most common label.
     """
 
     fleet: str
@@ -337,58 +337,15 @@ class Presence:
     answers: U32 = 0
     vitals: Vitals | None = None
     wire: U16 = WIRE
+    left_out: U32 = 0
+    contrary: tuple[str, ...] = ()
+    rival: U64 = 0
+    doubted: bool = False
     later: LaterFields = ()
 
-    @property
-    def left_out(self) -> int:
-        """Number of damaged samples that the device leaves out; 0 without any, or if it does not say."""
-        return int.from_bytes(dict(self.later).get(_LEFT_OUT, b"")[:4], "little")
-
-    @property
-    def contrary(self) -> tuple[str, ...]:
-        """The names in the later field, as received."""
-        raw = dict(self.later).get(_CONTRARY, b"")
-        return tuple(raw.decode("ascii", "replace").split(",")) if raw else ()
-
-    @property
-    def rival(self) -> int:
-        """Birth of a later program that uses the device's identity, and is to end; 0 for none. It is a later field."""
-        return int.from_bytes(dict(self.later).get(_RIVAL, b"")[:8], "little")
-
-    @property
-    def doubted(self) -> bool:
-        """Whether the device's model is right no more often than its most common label; false if it does not say."""
-        return _DOUBTED in dict(self.later)
-
-
-_LEFT_OUT: Final = 1
-"""Number of the later field of a presence with the damaged samples that the device leaves out, u32; added in 0.2.0."""
-
-
-_RIVAL: Final = 3
-"""Number of the later field of a presence that names another start of the device, u64; added in 0.2.0."""
-_DOUBTED: Final = 4
-"""Number of the later field, of no bytes, in the presence of a device whose model is no better than a guess; added in 0.2.0."""
-
-
-def left_out_field(count: int) -> LaterFields:
-    """Return the later fields of the presence of a device that leaves out so many damaged samples."""
-    return ((_LEFT_OUT, min(count, 2**32 - 1).to_bytes(4, "little")),) if count else ()
-
-
-def contrary_field(devices: Sequence[str]) -> tuple[tuple[int, bytes], ...]:
-    """Return the later fields of a presence that names ``devices`` as signers of another history or state; none without any."""
-    return ((_CONTRARY, ",".join(devices[:MOST_CONTRARY]).encode("ascii")),) if devices else ()
-
-
-def rival_field(rival: int) -> LaterFields:
-    """Return the later fields of a presence that names a later start of the device; none for 0."""
-    return ((_RIVAL, rival.to_bytes(8, "little")),) if rival else ()
-
-
-def doubted_field(doubted: bool) -> LaterFields:
-    """Return the later fields of the presence of a device whose model is no better than its most common label."""
-    return ((_DOUBTED, b""),) if doubted else ()
+    def __post_init__(self) -> None:
+        if len(self.contrary) > MOST_CONTRARY:
+            raise WireError(f"a presence that names {len(self.contrary)} other devices")
 
 
 class RunOrder(IntEnum):

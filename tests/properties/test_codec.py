@@ -20,10 +20,10 @@ from shoal.hints import is_enum
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, ModelChoice, RunPlan, SegmentSpec
+from shoal.protocol.jobs import Job, MeanPlace, NodeKind, VectorNode
 from shoal.protocol.messages import FULL_PERCENT, DeclineReason, Vitals
 from shoal.protocol.recipe import LocalTraining, knobs
 from shoal.protocol.requests import LATEST_RECORDS, OwnerRequest, RequestAction
-from shoal.protocol.shards import Job, MeanPlace, NodeKind, VectorNode
 from shoal.protocol.states import (
     RETAINED_STEPS,
     CheckpointRef,

@@ -10,7 +10,7 @@ from edge_client.protocol import presence as presences
 from shoal.protocol.channels import PRESENCE
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.messages import Presence, rival_field
+from shoal.protocol.messages import Presence
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
@@ -159,7 +159,7 @@ def test_borrowed_birth_sends_nobody_away(tmp_path, of_another, online):
         births = fleet.service._presences._births
         birth = births[victim]
         for later in (0, 1, (1 << 64) - 1 - birth):
-            told = {"birth": birth + later, "online": online, "later": rival_field(birth)}
+            told = {"birth": birth + later, "online": online, "rival": birth}
             false_presence(fleet, liar, victim if of_another else liar, **told)
             assert births[victim] == birth
             at = fleet.closed()

@@ -8,7 +8,7 @@ from aggregator.numerics.errors import NumericsError
 from aggregator.numerics.parted import MOST_GRAM_BYTES, PartedVector, check_gram_size, is_parted
 from aggregator.numerics.similarity import cosine_matrix, gram, precise_gram, products
 from aggregator.strategies.base import norm_of
-from shoal.protocol.shards import NodeKind
+from shoal.protocol.jobs import NodeKind
 
 ROWS = np.random.default_rng(1).standard_normal((4, 50)).astype(np.float32)
 

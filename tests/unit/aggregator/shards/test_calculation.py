@@ -10,7 +10,8 @@ from aggregator.numerics.parted import PartedVector, mean_of, plain_mean_of, wid
 from aggregator.shards import calculation
 from aggregator.shards.calculation import PartCalculator, assembled, block_shapes, row_blocks, written
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.shards import Job, JobKind, NodeKind, borders
+from shoal.protocol.jobs import Job, JobKind, NodeKind
+from shoal.protocol.shards import borders
 
 LENGTH, COUNT, WORKERS = 203, 5, 3
 RNG = np.random.default_rng(3)

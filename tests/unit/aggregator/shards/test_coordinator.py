@@ -15,9 +15,9 @@ from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
+from shoal.protocol.jobs import Job, JobDone, JobKind, PartReport, StoredPart
 from shoal.protocol.messages import Phase
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.shards import Job, JobDone, JobKind, PartReport, StoredPart
 from shoal.protocol.topics import TopicKind
 from tests.helpers.parties import TOPICS, Line, Parties
 from tests.unit.shoal.protocol.test_shards import with_workers

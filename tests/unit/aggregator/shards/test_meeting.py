@@ -4,7 +4,7 @@ import pytest
 
 from aggregator.shards import meeting
 from shoal.errors import UntrustedError, WireError
-from shoal.protocol.shards import MAX_ADDRESS_BYTES, GroupAddress
+from shoal.protocol.jobs import MAX_ADDRESS_BYTES, GroupAddress
 
 
 def address(key="0/1", generation="g", value=b"a"):

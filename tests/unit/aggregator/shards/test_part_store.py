@@ -8,8 +8,8 @@ import pytest
 
 from aggregator.shards.part_store import PartStore
 from shoal.errors import IntegrityError
+from shoal.protocol.jobs import MeanOnBroker, ShardOrder, StoredPart
 from shoal.protocol.messages import Phase
-from shoal.protocol.shards import MeanOnBroker, ShardOrder, StoredPart
 from tests.helpers.plans import run_plan
 
 LENGTH = 16

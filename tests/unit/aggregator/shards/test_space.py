@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.numerics.parted import PartedVector
 from aggregator.shards.space import Shards, ShardsUnavailableError
-from shoal.protocol.shards import JobDone, JobKind, MeanPlace, NodeKind
+from shoal.protocol.jobs import JobDone, JobKind, MeanPlace, NodeKind
 from tests.unit.shoal.protocol.test_shards import with_workers
 
 

@@ -18,7 +18,7 @@ from aggregator.shards import sums
 from aggregator.shards.space import ShardsUnavailableError
 from aggregator.shards.sums import BlockSender, DistributedLink, address_of
 from shoal.errors import ConfigError
-from shoal.protocol.shards import Job, JobDone, JobKind, NodeKind, VectorNode
+from shoal.protocol.jobs import Job, JobDone, JobKind, NodeKind, VectorNode
 
 WORKERS = 2
 BLOCKS = {0: [[2.0], [1e16]], 1: [[0.5], [-1e16]]}

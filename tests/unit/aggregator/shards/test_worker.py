@@ -12,8 +12,9 @@ from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import encode
+from shoal.protocol.jobs import Job, JobKind, MeanPlace, NodeKind, VectorNode
 from shoal.protocol.messages import Phase, Reminder
-from shoal.protocol.shards import Job, JobKind, MeanPlace, NodeKind, UploadPart, VectorNode, borders
+from shoal.protocol.shards import UploadPart, borders
 from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Message
 from tests.helpers.parties import TOPICS, Line

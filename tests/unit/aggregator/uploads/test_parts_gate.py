@@ -6,8 +6,8 @@ import pytest
 
 from aggregator.storage.upload import OpenedUpload, UploadRef
 from aggregator.uploads.parts_gate import PartsGate
+from shoal.protocol.jobs import PartReport, StoredPart
 from shoal.protocol.messages import Phase
-from shoal.protocol.shards import PartReport, StoredPart
 
 DIGESTS = (b"\0" * 32, b"\1" * 32)
 

@@ -8,18 +8,9 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, RunPlan
+from shoal.protocol.jobs import Job, JobKind, NodeKind, VectorNode
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.shards import (
-    Job,
-    JobKind,
-    NodeKind,
-    VectorNode,
-    borders,
-    digest_over,
-    mean_part_number,
-    part_bytes,
-    part_of,
-)
+from shoal.protocol.shards import borders, digest_over, mean_part_number, part_bytes, part_of
 from shoal.protocol.states import checkpoint_number, mean_number
 from tests.helpers.plans import altered, run_plan
 
