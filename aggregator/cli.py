@@ -191,7 +191,7 @@ def status(directory: Directory, check: Healthy = False, json: AsJson = False) -
 def doctor(layers: Layers[AggregatorConfig], json: AsJson = False) -> None:
     """Check directory, disk, clock, broker, TLS, service, devices, runs, backup and versions; exit status 10 on a failure."""
     from aggregator.doctor import diagnose
-    from shoal.util.checks import report
+    from shoal.util.console import report
 
     with working("checking files and broker"):
         found = diagnose(layers.config())

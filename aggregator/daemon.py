@@ -16,25 +16,29 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from aggregator.config import AggregatorConfig
-from aggregator.device_presence import PresenceInbox
-from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership, FalseMessageError
-from aggregator.notices import NoticeBoard
+from aggregator.inbound import PresenceInbox
+from aggregator.membership import RUNS_DIRECTORY, TOLD_FILE, AggregatorMembership, FalseMessageError
 from aggregator.numerics.backend import Backend, select
 from aggregator.owner_inbox import OwnerInbox, check_place
 from aggregator.owner_requests import OwnerRequests
-from aggregator.page.service import FleetPage
-from aggregator.publisher import LEDGER_FILE, TOLD_FILE, Publisher
+from aggregator.page.server import FleetPage
+from aggregator.publisher import LEDGER_FILE, NoticeBoard, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
-from aggregator.shards.own_presence import witness
+from aggregator.shards.membership import witness
 from aggregator.status.live_file import LiveFile, known_devices
 from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
-from aggregator.storage.corruption import disk_errors, readable
-from aggregator.storage.owner_orders import OwnerOrders
-from aggregator.storage.run_status import read_key_version, read_last_record
-from aggregator.storage.signed_runs import RunFile, RunFiles, check_assignment, directory_of, is_void, log_refused
-from aggregator.storage.store import erase_updates
+from aggregator.storage.signed_runs import (
+    OwnerOrders,
+    RunFile,
+    RunFiles,
+    check_assignment,
+    directory_of,
+    is_void,
+    log_refused,
+)
+from aggregator.storage.store import disk_errors, erase_updates, read_key_version, read_last_record, readable
 from aggregator.strategies.registry import TooManyComparedError
 from aggregator.workers import RunWorkers
 from shoal import limits
@@ -46,18 +50,16 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.cores import usable_cores
-from shoal.util.locks import serving
+from shoal.util.files import serving
 from shoal.util.log_throttle import Refusals
-from shoal.util.open_files import raise_open_files_limit
-from shoal.util.process import keep_heap, settle
+from shoal.util.process import keep_heap, raise_open_files_limit, settle, usable_cores
 from shoal.util.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aggregator.shards.calculation import JobLink
     from aggregator.shards.coordinator import WorkerMessages
-    from aggregator.shards.space import JobLink
     from aggregator.status.facts import RunStatus
     from shoal.protocol.documents import RunPlan
 

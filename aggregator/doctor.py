@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.standstill import named
-from aggregator.status.gathering import fleet_status
+from aggregator.status.stored import fleet_status
 from aggregator.status.text import state_words
-from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles, directory_of
+from aggregator.storage.store import read_records
 from shoal.errors import ShoalError
 from shoal.membership.backup import backup_check
 from shoal.membership.doctor import local_checks, membership_checks
-from shoal.util.checks import Check, checked, ok
+from shoal.util.console import Check, checked, ok
 from shoal.version import VERSION, versions
 
 if TYPE_CHECKING:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import is_from, read_head
+from crypto.seal.envelope import (
+    is_from,
+    read_head,
+)
 from crypto.seal.identity import fingerprint
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
@@ -17,8 +20,12 @@ from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant, Member, Roster, RunPlan
 from shoal.util.files import private_directory
 
+if TYPE_CHECKING:
+    pass
+
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"
+TOLD_FILE: Final = "roster.told"
 
 
 class FalseMessageError(UntrustedError):

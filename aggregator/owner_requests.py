@@ -24,7 +24,7 @@ from aggregator.membership import AggregatorMembership
 from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import encoded
 from aggregator.storage.chunk_spool import ChunkSpool
-from aggregator.storage.owner_orders import OwnerOrders
+from aggregator.storage.signed_runs import OwnerOrders
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
@@ -35,7 +35,7 @@ from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Transport
-from shoal.util.times import second
+from shoal.util.console import second
 
 LOG = logging.getLogger("shoal.aggregator")
 TEXT_CHARS: Final = MAX_STRING_BYTES // 4

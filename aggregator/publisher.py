@@ -3,47 +3,193 @@
 Messages to the fleet are signed, sealed under the broadcast key and retained, so that a device that connects later finds
 them on the broker. Messages to one device are not retained. Example: `open_round` publishes the means and checkpoints that
 are not on the broker yet, then the announcement that names the transfer of each.
+
+`Revocations` sends revoked devices the owner's roster. A device that was offline while the owner revoked it reconnects with old
+keys. The aggregator uses newer keys by then, so the device can open none of the messages retained for the fleet. When it signs
+a presence, reminder or decline, the aggregator answers with the owner's signed roster, sealed to that device. The device trusts
+the owner's signature only, so an aggregator can't revoke a device by itself.
+
+`NoticeBoard` publishes the notice to all devices: the owner's order for the run that is served, and its choice of models. It is
+one small retained message, published again when its contents or the broadcast key have changed, and after the broker was away.
+A device that restarts finds it on the broker. Without a run or an order a notice says so, in place of an earlier one.
+
+Example: the owner pauses run 2. The notice says PAUSED of run 2, until the owner resumes it or another run is served.
+
+`RelayedModels` publishes the means and checkpoints of a run, and lists them for the announcement. Each is published once and
+stays on the broker until the announcement of a later round no longer names it. After a restart, or under another broadcast key,
+all are sealed and published again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from aggregator.relayed_models import RelayedModels
-from aggregator.rounds.events import OpenRound
-from aggregator.rounds.held_models import offers_of
+from aggregator.membership import TOLD_FILE
+from aggregator.rounds.held_models import offers_of, transcript_of
+from aggregator.rounds.state import OpenRound, Order
 from aggregator.workers import InlineWorkers, Workers
-from crypto.seal.envelope import GroupKey, SealedMessage, seal_message_to_group, seal_message_to_member
+from crypto.seal.envelope import (
+    GroupKey,
+    SealedMessage,
+    is_from,
+    read_head,
+    seal_message_to_group,
+    seal_message_to_member,
+)
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
-from shoal.membership.roster_delta import roster_change
+from shoal.membership.roster import roster_change
 from shoal.membership.statements import signers_needed
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
-from shoal.protocol.chunking import split
+from shoal.protocol.chunking import TRANSFER_ID_BYTES, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, Roster, RosterChange, RunPlan
 from shoal.protocol.messages import (
     NO_ASSIGNMENT,
+    SHARED_MODEL,
     Action,
     Announcement,
     Assignment,
     Control,
+    Notice,
+    RunOrder,
 )
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.states import RoundModels
+from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import (
+    CheckpointRef,
+    MeanHeader,
+    MeanRef,
+    Offer,
+    RetainedStep,
+    RoundModels,
+    checkpoint_number,
+    mean_number,
+    spare_number,
+)
 from shoal.protocol.topics import Topics
-from shoal.transport.base import Transport
+from shoal.transport.base import Connected, Disconnected, Transport
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.files import write_atomic
 
-TOLD_FILE: Final = "roster.told"
+if TYPE_CHECKING:
+    from aggregator.membership import AggregatorMembership
+    from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep
+    from aggregator.storage.signed_runs import OwnerOrders
+    from shoal.protocol.reassembly import Transfer
+    from shoal.protocol.states import StateId
+    from shoal.transport.base import TransportEvent
+
+Publish = Callable[["Channel", bytes, int, str], bytes]
+"""Seals and retains a message of a channel, for a round, at a label; returns its transfer id."""
+_Key = tuple[str, bytes, int, int]
+"""Mean or checkpoint, run id, model, round."""
+_MEAN: Final = "mean"
+_CHECKPOINT: Final = "checkpoint"
+
+
+class RelayedModels:
+    """The means and checkpoints of one run on the broker.
+
+    Args:
+        publish: see `Publish`.
+        label: returns the topic label of a number.
+    """
+
+    def __init__(self, publish: Publish, label: Callable[[bytes, int], str]) -> None:
+        self._publish = publish
+        self._label = label
+        self._sent: dict[_Key, bytes] = {}
+        self.spare_labels: list[str] = []
+
+    def clear(self) -> None:
+        """Forget what was published: devices with another broadcast key can't open it."""
+        self._sent.clear()
+
+    def announce(
+        self,
+        run: RunPlan,
+        held: HeldModels,
+        offers: Mapping[int, StateId],
+        round_: int,
+        *,
+        signers: int,
+        devices: Iterable[str] = (),
+    ) -> RoundModels:
+        """Publish the means and checkpoints that are not on the broker yet; return the models of the announcement.
+
+        ``signers`` is the number of statements that certify a state (`signers_needed`), ``devices`` the fleet.
+        """
+        current: set[_Key] = set()
+        steps = tuple(self._step(run, kept, current) for kept in held.steps)
+        found = held.announced(signers)
+        # Two models may be at one state, such as the halves of a split: it is announced once.
+        of_state = {c.state: (model, c) for model, c in found.items()}
+        refs = tuple(self._checkpoint(run, model, c, current) for _, (model, c) in sorted(of_state.items()))
+        self.spare_labels = [label for model in found for label in self._spares(run, model, held, current)]
+        self._sent = {key: transfer for key, transfer in self._sent.items() if key in current}
+        return RoundModels(
+            key_version=held.key_version,
+            offers=tuple(Offer(model, state) for model, state in sorted(offers.items())),
+            steps=steps,
+            checkpoints=refs,
+            statements=tuple(dict.fromkeys((*held.statements(of_state), *held.history(devices)))),
+            transcript=transcript_of(held, run, round_, offers),
+        )
+
+    def _spares(self, run: RunPlan, model: int, held: HeldModels, current: set[_Key]) -> Iterable[str]:
+        """Publish the spare checkpoints of a model, and yield their labels; no announcement names them."""
+        for turn, spare in enumerate(held.spares.get(model, ())):
+            label = self._label(run.run_id, spare_number(model, turn))
+            key = (f"spare {turn}", run.run_id, model, spare.round)
+            current.add(key)
+            if key not in self._sent:
+                self._sent[key] = self._publish(channels.CHECKPOINT, spare.data.tobytes(), spare.round, label)
+            yield label
+
+    def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
+        return RetainedStep(kept.step, tuple(self._mean(run, kept.step.round, mean, current) for mean in kept.means))
+
+    def _mean(self, run: RunPlan, round_: int, mean: KeptMean, current: set[_Key]) -> MeanRef:
+        label = self._label(run.run_id, mean_number(mean.model, round_))
+        if mean.parts:
+            # The workers publish it in parts, at labels of their own; devices know it by its digest.
+            return MeanRef(mean.model, label, mean.digest[:TRANSFER_ID_BYTES], mean.contributors, mean.digest)
+        key = (_MEAN, run.run_id, mean.model, round_)
+        current.add(key)
+        if key not in self._sent:
+            segment = "shared" if mean.model == SHARED_MODEL else "cluster"
+            header = MeanHeader(
+                fleet=run.fleet,
+                run_id=run.run_id,
+                round=round_,
+                key_id=mean.key_id,
+                model=mean.model,
+                length=len(mean.vector),
+                segment="" if len(mean.vector) == run.length else segment,
+            )
+            self._sent[key] = self._publish(channels.MEAN, encode(header) + mean.wire, round_, label)
+        return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
+
+    def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
+        label = self._label(run.run_id, checkpoint_number(model))
+        key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
+        current.add(key)
+        if key not in self._sent:
+            self._sent[key] = self._publish(channels.CHECKPOINT, checkpoint.data.tobytes(), checkpoint.round, label)
+        return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, self._sent[key])
+
+
 LEDGER_FILE: Final = "retained.json"
 LOG = logging.getLogger("shoal.aggregator")
 CONTROL_BYTES: Final = 768
@@ -287,3 +433,130 @@ def _read_ledger(ledger: Path) -> set[str]:
         LOG.warning("the list of retained topics is damaged", extra={"kv": {"file": ledger.name, "reason": error}})
         return set()
     return set(listed)
+
+
+FIRST_PAUSE_S: Final = 1.0
+"""Shorter than the time between a device's first two presences, so that the second triggers a resend of a lost roster."""
+MAX_PAUSE_S: Final = 60.0
+"""Longest pause before the roster is sent to a device again; pauses double because a roster may be large."""
+MAX_NOTE_BYTES: Final = limits.CHUNK_BYTES
+"""Only messages of one chunk are checked: presences, reminders and declines. An upload is followed by reminders."""
+
+
+class Revocations:
+    """Answers messages of revoked devices with the newest roster.
+
+    Args:
+        membership: the aggregator's.
+        publisher: sends the roster.
+    """
+
+    def __init__(self, membership: AggregatorMembership, publisher: Publisher) -> None:
+        self._membership = membership
+        self._publisher = publisher
+        self._again_s: dict[str, tuple[float, float]] = {}
+
+    def look(self, device: str, payload: bytes, now_s: float) -> None:
+        """Send the roster to ``device`` if it is revoked and has signed the message, unless a pause is still running.
+
+        Args:
+            device: the name in the topic.
+            payload: one chunk of a message.
+            now_s: seconds of a monotonic clock.
+        """
+        roster = self._membership.roster
+        # Each message comes through here: the list of the revoked is searched for the names of no active device.
+        if roster.device(device) is not None or device not in roster.revoked:
+            return
+        again_s, pause_s = self._again_s.get(device, (-math.inf, FIRST_PAUSE_S))
+        member = next((d for d in roster.devices if d.name == device), None)
+        # The signature last: it is the only costly check, and anyone who can publish can make us do it.
+        if now_s < again_s or member is None or not self._is_signed(member, payload, now_s):
+            return
+        self._again_s[device] = now_s + pause_s, min(2 * pause_s, MAX_PAUSE_S)
+        self._publisher.revoked(member, self._membership.roster_bytes)
+        LOG.info("a revoked device was sent the roster", extra={"kv": {"device": device, "roster": roster.sequence}})
+
+    def _is_signed(self, member: Member, payload: bytes, now_s: float) -> bool:
+        with suppress(WireError):
+            # A reassembler for this message alone: an unverified sender must take no room from the fleet's transfers.
+            transfer: Transfer | None = Reassembler(MAX_NOTE_BYTES, whole_transfers=1, max_per_source=1).add(
+                member.name, payload, now_s
+            )
+            if transfer is not None:
+                head, _ = read_head(transfer.payload)
+                ours = (head.fleet, head.sender) == (self._membership.fleet, member.name)
+                return ours and is_from(transfer.payload, head, member.sign_key, transfer.signed)
+        return False
+
+
+ORDERS: Final = {
+    Order.GO: RunOrder.NONE,
+    Order.PAUSE: RunOrder.PAUSED,
+    Order.STOP: RunOrder.STOPPED,
+    Order.STOP_NOW: RunOrder.STOPPED,
+}
+NO_RUN: Final = bytes(16)
+
+
+class NoticeBoard:
+    """Publishes the notice of one fleet.
+
+    Args:
+        membership: the aggregator's, with the broadcast key in use.
+        transport: client of the broker.
+        orders: the owner's orders, on disk.
+        clock: returns unix seconds.
+    """
+
+    def __init__(
+        self,
+        membership: AggregatorMembership,
+        transport: Transport,
+        orders: OwnerOrders,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._membership, self._clock = membership, clock
+        self._retained = RetainedPublisher(transport)
+        self._topic = Topics(membership.fleet).notice
+        self._orders = orders
+        self._published: tuple[GroupKey, Notice] | None = None
+        self._lost = False
+
+    def on_event(self, event: TransportEvent) -> None:
+        """Publish the notice again once the broker is back, which may have lost it."""
+        if isinstance(event, Disconnected):
+            self._lost = True
+        elif isinstance(event, Connected) and self._lost:
+            self._lost = False
+            self._retained.republish()
+
+    def keep_up(self, plan: RunPlan | None) -> None:
+        """Publish the notice if it has changed.
+
+        Args:
+            plan: of the run that is served; None if none is.
+        """
+        order = Order.GO if plan is None else self._orders.of(plan.run_id)
+        notice = Notice(
+            fleet=self._membership.fleet,
+            sequence=self._orders.accepted,
+            sent_at_s=int(self._clock()),
+            run=0 if plan is None else plan.run,
+            run_id=NO_RUN if plan is None else plan.run_id,
+            order=ORDERS[order],
+            choice=self._orders.choice,
+        )
+        now = self._membership.group, notice
+        if self._published is not None and _same(self._published, now):
+            return
+        head = channels.NOTICE.head(notice.fleet, self._membership.identity.name)
+        sealed = seal_message_to_group(self._membership.identity, now[0], head, encode(notice))
+        self._retained.publish(self._topic, sealed.payload, kind=channels.NOTICE.kind, name=sealed.transfer_id)
+        self._published = now
+
+
+def _same(before: tuple[GroupKey, Notice], now: tuple[GroupKey, Notice]) -> bool:
+    """Return whether two notices say the same under one key; requests that only read change the number alone."""
+    (old_key, old), (key, new) = before, now
+    return old_key == key and (old.run_id, old.order, old.choice) == (new.run_id, new.order, new.choice)

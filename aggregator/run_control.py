@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
-from aggregator.rounds.orders import WORDS, Order, may_follow
-from aggregator.rounds.phases import RunPhase, phase_of
+from aggregator.rounds.state import WORDS, Order, RunPhase, may_follow, phase_of
 from aggregator.run_log import cluster_sizes
 from aggregator.status import versions
 from aggregator.status.answers import (
@@ -24,10 +23,8 @@ from aggregator.status.answers import (
     RunPage,
     cut,
 )
-from aggregator.status.gathering import fleet_status, stored_run
 from aggregator.status.record import NOT_SERVED, REVOKED, FleetStatus
-from aggregator.storage.corruption import readable
-from aggregator.storage.run_status import read_latest_records, read_plan, read_records
+from aggregator.status.stored import fleet_status, stored_run
 from aggregator.storage.signed_runs import (
     RunFile,
     RunFiles,
@@ -36,8 +33,9 @@ from aggregator.storage.signed_runs import (
     is_finished,
     is_void,
 )
+from aggregator.storage.store import read_latest_records, read_plan, read_records, readable
 from aggregator.strategies.registry import TooManyComparedError
-from crypto.seal.signed import open_document
+from crypto.seal.identity import open_document
 from shoal import limits
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireVersionError
 from shoal.membership.plans import open_plan
@@ -49,7 +47,7 @@ from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from aggregator.run_service import RunService
-    from aggregator.storage.owner_orders import OwnerOrders
+    from aggregator.storage.signed_runs import OwnerOrders
 
 ORDERS: Final = {
     RequestAction.PAUSE: Order.PAUSE,

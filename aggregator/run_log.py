@@ -13,17 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from aggregator.rounds.events import RoundRecord
-from aggregator.rounds.orders import WORDS
-from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, members
-from aggregator.rounds.standing_apart import ROUNDS_APART
-from aggregator.rounds.standstill import NAMES_SHOWN, STANDS_STILL, named
-from aggregator.rounds.state import NOT_WAITED_FOR, EngineState
-from aggregator.shortage import Shortage, is_paused, shortage
+from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, Shortage, is_paused, members, shortage
+from aggregator.rounds.standstill import NAMES_SHOWN, ROUNDS_APART, STANDS_STILL, named
+from aggregator.rounds.state import NOT_WAITED_FOR, WORDS, EngineState, RoundRecord
 from aggregator.strategies.base import STANDS_APART
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import DeclineReason
-from shoal.util.times import second
+from shoal.util.console import second
 
 LOG = logging.getLogger("shoal.aggregator")
 STATUS_AFTER_S: Final = 3.0

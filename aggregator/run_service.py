@@ -19,42 +19,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aggregator.device_presence import DevicePresence
-from aggregator.inbound import Inbound
+from aggregator.inbound import ODD_HINT, DevicePresence, Inbound, odd_history
 from aggregator.membership import AggregatorMembership, FalseMessageError
 from aggregator.numerics.backend import Backend
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.owner_inbox import OwnerInbox
-from aggregator.publisher import LEDGER_FILE, Publisher
-from aggregator.revocations import Revocations
+from aggregator.publisher import LEDGER_FILE, Publisher, Revocations
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import (
+from aggregator.rounds.held_models import HeldModels
+from aggregator.rounds.snapshot import dump, load
+from aggregator.rounds.state import (
+    WORDS,
     CameOnline,
     DeadlinePassed,
     Declined,
-    Event,
+    EngineEvent,
+    EngineState,
     Gather,
     KeysHeld,
     Left,
     OpenRound,
+    Order,
     Ordered,
     Rostered,
     RoundClosed,
     RunFinished,
+    Transition,
     WentOffline,
 )
-from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.odd_history import ODD_HINT, odd_history
-from aggregator.rounds.orders import WORDS, Order
-from aggregator.rounds.snapshot import dump, load
-from aggregator.rounds.state import EngineState, Transition
 from aggregator.run_log import RunLog, waiting_for
+from aggregator.shards.calculation import Shards, ShardsUnavailableError
 from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_words
-from aggregator.shards.space import Shards, ShardsUnavailableError
-from aggregator.status.open_round import run_facts
-from aggregator.status.watch import FleetWatch
-from aggregator.storage.corruption import readable
-from aggregator.storage.store import Store
+from aggregator.status.watch import FleetWatch, run_facts
+from aggregator.storage.store import Store, readable
 from aggregator.strategies.registry import make_strategy
 from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
@@ -70,7 +67,7 @@ from shoal.transport.base import Connected, Disconnected, Message, Transport, Tr
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
-    from aggregator.shards.space import JobLink
+    from aggregator.shards.calculation import JobLink
     from aggregator.status.facts import RunStatus
     from aggregator.strategies.base import ClientUpdate
     from shoal.protocol.jobs import PartReport
@@ -191,7 +188,7 @@ class RunService:
         self._mail = OwnerInbox(membership)
         self._presences = DevicePresence(membership, self.watch, run.wire)
         self._revocations = Revocations(membership, self._publisher)
-        self._events: deque[tuple[int, Event]] = deque()
+        self._events: deque[tuple[int, EngineEvent]] = deque()
         self.computing = False
         self.obstacle = self.odd = ""
         self._opened_at_s = 0.0
@@ -446,7 +443,7 @@ class RunService:
             self._inbound.drop(device)
             self.feed(Left(device))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: EngineEvent) -> None:
         """Let the engine handle an event once it has seen the uploads that arrived before it, and no round is being closed."""
         self._events.append((self.uploads.newest, event))
         self.on_progress()
@@ -471,7 +468,7 @@ class RunService:
             self._on_false(error, self._topics.up(device))
         self._refusals.tell(self._topics.up(device), reason_of(error), error.hint, self._now_s)
 
-    def _handle(self, *events: Event) -> None:
+    def _handle(self, *events: EngineEvent) -> None:
         """Let the engine handle events that happened together; a long close goes on on another thread."""
         for event in events:
             if isinstance(event, WentOffline):

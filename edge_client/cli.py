@@ -139,7 +139,7 @@ def doctor(layers: Layers[EdgeConfig], json: AsJson = False) -> None:
     Data are also compared with the task of the run followed.
     """
     from edge_client.doctor import diagnose
-    from shoal.util.checks import report
+    from shoal.util.console import report
 
     config = layers.config(data=Path())
     with working("checking files, data and broker"):
@@ -329,8 +329,8 @@ def personalise(
     `shoal-edge run` does this by itself once after each run, and may be running meanwhile. Nothing leaves the device.
     """
     from edge_client.membership import DeviceMembership
-    from edge_client.personalise import back_to_cluster
-    from edge_client.personalise import personalise as choose_again
+    from edge_client.run.finishing import back_to_cluster
+    from edge_client.run.finishing import personalise as choose_again
     from edge_client.status import personal_line
     from edge_client.storage.finished_models import FinishedModels
 

@@ -25,11 +25,10 @@ from shoal.transport.inbox import Inbox
 from shoal.transport.jitter import uniform
 from shoal.transport.mqtt import MqttTransport
 from shoal.transport.pacing import Pace
-from shoal.util.files import write_atomic
-from shoal.util.locks import serving
+from shoal.util.console import second
+from shoal.util.files import serving, write_atomic
 from shoal.util.process import settle
 from shoal.util.service_manager import ServiceManager
-from shoal.util.times import second
 
 LOG = logging.getLogger("shoal.edge")
 POLL_S: Final = 0.5

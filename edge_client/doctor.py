@@ -12,8 +12,8 @@ from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError
 from shoal.membership.doctor import local_checks, membership_checks
-from shoal.util.checks import Check, checked, ok
-from shoal.util.locks import in_use
+from shoal.util.console import Check, checked, ok
+from shoal.util.files import in_use
 from shoal.util.telemetry import import_onnxruntime
 from shoal.version import versions
 

@@ -29,7 +29,7 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver, Transport, TransportEvent
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.times import second
+from shoal.util.console import second
 
 POLL_S: Final = 0.5
 LATE_S: Final = 30.0

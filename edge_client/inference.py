@@ -23,7 +23,6 @@ from edge_client.learning.standardisation import scale_for, standardised
 from edge_client.learning.trainer.choice import device_model
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
-from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModel, FinishedModels
 from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import DeviceState, OwnModel
@@ -70,7 +69,14 @@ class Chosen:
         """
         if node is None and self.trained is not None:
             return self.trained
-        return kept.pick(self.models, node_of(self.choice) if node is None else node)
+        wanted = node_of(self.choice) if node is None else node
+        found = next((model for model in reversed(self.models) if wanted in (None, model.cluster)), None)
+        if found is None:
+            raise ConfigError(
+                f"this device has no model of node {wanted}, but of {', '.join(str(m.cluster) for m in self.models)}",
+                hint="a cfl run with the setting path=on leaves every model from the device's cluster to the root",
+            )
+        return found
 
     def outputs(self, x: NDArray[Any], *, node: int | None = None, ensemble: bool = False) -> NDArray[np.float32]:
         """Return the outputs for samples in the units of the data: logits, or numbers for regression.
@@ -186,7 +192,7 @@ def choose(directory: Path, *, live: bool = False, backend: MakeBackend = device
             hint="let the device finish a round of the new run",
         )
     scale = scale_for(run.bundle.manifest, Scales(directory), model.run_id)
-    return Chosen(run.bundle, (*kept.above(directory, model), model), live=True, scale=scale, backend=backend)
+    return Chosen(run.bundle, (model,), live=True, scale=scale, backend=backend)
 
 
 def _personal(store: FinishedModels, finished: FinishedModel, own: OwnModel) -> tuple[str, OwnModel | None]:

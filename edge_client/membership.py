@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import SealError, is_from, open_from_member, peek_from_group, read_head
-from crypto.seal.signed import peek_document
+from crypto.seal.identity import peek_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from crypto.seal.signed import open_document
+from crypto.seal.identity import open_document
 from edge_client.learning.reading import NONE_LEFT_OUT
-from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import FinishedModel, FinishedModels
 from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, UntrustedError, reason_of
@@ -19,7 +18,7 @@ from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice, RunPackage
 from shoal.protocol.messages import Phase
-from shoal.util.times import second, span
+from shoal.util.console import second, span
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
@@ -196,7 +195,7 @@ class Results:
             self._own = OwnModel(announcement.run, announcement.run_id, announcement.round, result.model, theta)
         if announcement.finished:
             self.save_model(now_s, durable=True)
-            path = kept.keep(self._membership.directory, announcement, assignment, result.model, models)
+            path = sorted(models) if assignment.phase == Phase.KEEP else []
             if path:
                 self._figures["path"] = path
             self._add_finished(announcement, result, models, path)
@@ -234,9 +233,7 @@ class Results:
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether the watermark is in the final round of ``plan``, but the final model is not on disk."""
-        if (mark.run, mark.round) != (plan.run, plan.recipe.rounds + 1):
-            return False
-        return self._files.lacks_final_model(mark, plan) or not self._finished.holds(plan.run_id)
+        return (mark.run, mark.round) == (plan.run, plan.recipe.rounds + 1) and not self._finished.holds(plan.run_id)
 
     def keep_up(self, now_s: float) -> None:
         """Save the newest model if the last save is longer ago than SAVE_MODEL_EVERY_S."""

@@ -31,13 +31,11 @@ from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds
 from edge_client.protocol import session_io as io
 from edge_client.protocol.declining import Declines, decline_reason
-from edge_client.protocol.notes import ControlMessages
-from edge_client.protocol.presence import HEAD_EVERY, Attendance, presence, receiving_notice
+from edge_client.protocol.presence import HEAD_EVERY, Attendance, ControlMessages, Uplink, presence, receiving_notice
 from edge_client.protocol.session import DeviceSession
-from edge_client.protocol.uplink import Uplink
 from edge_client.reporting import Results
+from edge_client.run.beginning import RunFollower
 from edge_client.run.finishing import Finisher
-from edge_client.run.following import RunFollower
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
 from edge_client.vitals import EVERY_S, measure
@@ -54,8 +52,7 @@ from shoal.errors import (
     WireError,
     reason_of,
 )
-from shoal.membership.roster import RosterForkError, expiry_of
-from shoal.membership.roster_delta import apply_change
+from shoal.membership.roster import RosterForkError, apply_change, expiry_of
 from shoal.protocol import channels
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.messages import Action

@@ -15,9 +15,8 @@ from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, reason_of
 from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.roster import expiry_of
-from shoal.util.console import counted
-from shoal.util.locks import in_use
-from shoal.util.times import second
+from shoal.util.console import counted, second
+from shoal.util.files import in_use
 
 MOST_SHOWN: Final = 12
 """Most classes for which `evaluate` prints a table; `--json` has it for more."""

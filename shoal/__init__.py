@@ -39,11 +39,10 @@ from shoal import errors
 
 if TYPE_CHECKING:
     from aggregator.numerics.backend import Backend
-    from aggregator.strategies.base import Average, Event, Outcome, RoundPlan, Strategy
+    from aggregator.strategies.base import Average, Event, Outcome, RoundPlan, Strategy, StrategySettings
     from aggregator.strategies.base import ClientUpdate as ClientUpdate
     from aggregator.strategies.base import ClusterModel as ClusterModel
     from aggregator.strategies.fedavg import FedAvg
-    from aggregator.strategies.settings import StrategySettings
     from shoal.protocol.documents import RunPlan
     from shoal.simulation.api.result import Result, Round
     from shoal.simulation.api.simulate import simulate
@@ -98,7 +97,7 @@ _LAZY = {
     "RoundPlan": "aggregator.strategies.base:RoundPlan",
     "RunPlan": "shoal.protocol.documents:RunPlan",
     "Strategy": "aggregator.strategies.base:Strategy",
-    "StrategySettings": "aggregator.strategies.settings:StrategySettings",
+    "StrategySettings": "aggregator.strategies.base:StrategySettings",
     "Sweep": "shoal.simulation.api.sweep:Sweep",
     "TensorBoardWriter": "shoal.simulation.api.writers:TensorBoardWriter",
     "simulate": "shoal.simulation.api.simulate:simulate",

@@ -4,14 +4,14 @@
 - A mean adds its rows in the given order and gives the same bits on every backend, and after a restart.
 - Arrays with a wrong shape or dtype, or with NaN or infinities, raise `NumericsError`.
 
-`similarity` computes dot products and cosines; `bipartition`, `clustering` and `embedding` group devices; `gap` measures a split;
-`averaging` forms means, `robust` weighs updates against false ones, and `backend` chooses where large products run.
+`bipartition`, `clustering` and `embedding` group devices, `gap` measures a split, `averaging` forms means, `robust` weighs updates
+against false ones, and `backend` computes dot products and cosines where they are fastest.
 
 Example: four updates in two directions.
 
     >>> import numpy as np
     >>> from aggregator.numerics.bipartition import bipartition
-    >>> from aggregator.numerics.similarity import cosine_matrix
+    >>> from aggregator.numerics.backend import cosine_matrix
     >>> updates = np.array([[1, 0], [0, 1], [2, 0.1], [0.1, 3]], np.float32)
     >>> halves = bipartition(cosine_matrix(updates))
     >>> halves.left, halves.right

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.parted import is_parted, mean_of
 from aggregator.numerics.rows import Updates, bad_rows, check_rows, read_once
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from shoal.errors import ConfigError
 
 SYMMETRY_TOLERANCE: Final = 1e-9

@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, IntegrityError
 
 SYMMETRY_TOLERANCE: Final = 1e-9
 """Largest difference of two mirrored entries, relative to the larger of 1 and the largest entry."""
@@ -58,3 +57,7 @@ def _optional(name: str, package: str) -> Any:
         raise ConfigError(
             f"{package} is not installed", hint="install the aggregator extra: pip install 'shoal[aggregator]'"
         ) from None
+
+
+class NumericsError(IntegrityError, ValueError):
+    """An array has a wrong shape or dtype, or holds NaN or infinities."""

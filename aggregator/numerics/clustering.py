@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.checks import check_square, scipy_module, sklearn_module
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError, check_square, scipy_module, sklearn_module
 
 STARTS: Final = 10
 """Number of starts of k-means, of which the best is used."""

@@ -13,13 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops
-from aggregator.numerics.checks import check_square
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops, precise_gram
+from aggregator.numerics.backend import gram as gram_of
+from aggregator.numerics.checks import NumericsError, check_square
 from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import Updates, check_rows
-from aggregator.numerics.similarity import gram as gram_of
-from aggregator.numerics.similarity import precise_gram
 
 PRECISE_FLOPS: Final = 4e9
 """Work (``gram_flops``) up to which EDC uses float64 products: at most 0.1 s on one core, the usual size of a cold start."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 
 
 def gamma_limit(cross_max: float) -> float:

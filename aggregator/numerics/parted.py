@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from shoal.protocol.jobs import MeanPlace, NodeKind
 
 MOST_GRAM_BYTES: Final = 256 << 20

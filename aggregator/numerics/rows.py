@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 
 Updates = NDArray[np.float32] | Sequence[NDArray[np.float32]]
 """shape (n, d), float32: an array, a ``numpy.memmap``, or n vectors of shape (d,)."""

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.checks import check_square, scipy_module
+from aggregator.numerics.checks import NumericsError, check_square, scipy_module
 from aggregator.numerics.clustering import by_first_appearance
-from aggregator.numerics.errors import NumericsError
 
 INNER_FLOOR: Final = 0.3
 """Least silhouette of groups within a group: devices alike reach .27 by chance where there are ten of them, .23 with twenty."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import RunningMean, check_summand, mean_into, mean_of_sum
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
 from shoal.errors import ConfigError
 

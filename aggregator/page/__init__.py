@@ -3,9 +3,8 @@
     access.py          where the server listens, and who may ask: loopback addresses, or a bearer token
     feed.py            from the loop's facts and the stored rounds to the snapshot that all requests read: `Feed`
     metrics.py         a snapshot as Prometheus metrics
-    server.py          the HTTP server: few connections, small requests, deadlines
+    server.py          the HTTP server: few connections, small requests, deadlines; `FleetPage` starts and ends all of it
     home_assistant.py  counts of a snapshot as sensors of Home Assistant, over the fleet's broker
-    service.py         starts and ends all of it for the daemon: `FleetPage`
 
 Rules:
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aggregator.status.gathering import free_bytes_of, stored_run
 from aggregator.status.record import SILENT_S, Facts, FleetStatus, build
-from aggregator.storage.run_status import take_records
+from aggregator.status.stored import free_bytes_of, stored_run
+from aggregator.storage.store import take_records
 from shoal.errors import ShoalError, reason_of
 from shoal.page.history import Record, RunHistory, Totals
-from shoal.util.times import second
+from shoal.util.console import second
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from aggregator.rounds.phases import RunPhase
+from aggregator.rounds.state import RunPhase
 from aggregator.status.record import NOT_SERVED, REVOKED
 from shoal.version import VERSION
 

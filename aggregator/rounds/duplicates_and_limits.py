@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.state import EngineState, too_late
-from crypto.seal.signed import peek_document
+from crypto.seal.identity import peek_document
 from shoal.errors import ShoalError
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.documents import RunPlan

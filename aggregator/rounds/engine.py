@@ -1,7 +1,7 @@
 """The rules of a run, free of I/O: when rounds open and close, and which uploads count.
 
 `Engine.handle` is a pure transition ``(state, event) -> (state, actions)`` without clock, socket or disk. A driver carries
-the actions out and feeds events back; the daemon and the loopback fleet drive the same engine. phases.py lists the phases
+the actions out and feeds events back; the daemon and the loopback fleet drive the same engine. state.py lists the phases
 of a run. The transition has two steps, `Engine.record` and `Engine.advance`: a driver may do the second one, in which a round
 closes, on another thread.
 
@@ -13,9 +13,9 @@ Where to look:
 - a second upload of a device in a round, and the limits on uploads: duplicates_and_limits.py
 - quorum and deadline, of an open round and of the gathering before one: quorum_and_deadline.py
 - updates with too large a norm: screening.py
-- devices whose updates are outliers for several rounds: standing_apart.py
+- devices whose updates are outliers for several rounds: standstill.py
 - the models that devices hold: opening.py, held_models.py and relay.py
-- the owner's orders to pause and to stop: orders.py
+- the owner's orders to pause and to stop: state.py
 """
 
 from __future__ import annotations
@@ -28,25 +28,8 @@ from typing import Any, Final
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.closing import close_round
 from aggregator.rounds.duplicates_and_limits import Decision, decide
-from aggregator.rounds.events import (
-    CameOnline,
-    DeadlinePassed,
-    Declined,
-    Event,
-    Gather,
-    KeysHeld,
-    Left,
-    OpenRound,
-    Ordered,
-    Rostered,
-    RoundClosed,
-    RunFinished,
-    WentOffline,
-)
 from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, transcript_of, with_sums
 from aggregator.rounds.opening import prepare
-from aggregator.rounds.orders import Order, newest
-from aggregator.rounds.phases import check_transition
 from aggregator.rounds.quorum_and_deadline import (
     FLEET_TOO_SMALL,
     certifiers,
@@ -56,12 +39,28 @@ from aggregator.rounds.quorum_and_deadline import (
     members,
 )
 from aggregator.rounds.relay import numbers_in, settle
-from aggregator.rounds.resume import ResumeMetadata
+from aggregator.rounds.snapshot import ResumeMetadata
 from aggregator.rounds.state import (
+    CameOnline,
+    DeadlinePassed,
+    Declined,
+    EngineEvent,
     EngineState,
+    Gather,
+    KeysHeld,
+    Left,
+    OpenRound,
+    Order,
+    Ordered,
+    Rostered,
+    RoundClosed,
+    RunFinished,
     Transition,
+    WentOffline,
     after_deadline,
     after_silence,
+    check_transition,
+    newest,
     on_declined,
     on_offline,
     on_online,
@@ -69,8 +68,7 @@ from aggregator.rounds.state import (
     opened,
     record_of,
 )
-from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, in_order
-from aggregator.strategies.base import Event as StrategyEvent
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, in_order
 from aggregator.strategies.robust import RobustMean
 from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
@@ -220,15 +218,15 @@ class Engine:
         each = 2 * limits.SEALED_HEAD_BYTES + self.task_bytes + 4 * self.run.length
         return ATTACHED_HEAD_BYTES + each * len(assignment.seal)
 
-    def handle(self, state: EngineState, event: Event) -> Transition:
+    def handle(self, state: EngineState, event: EngineEvent) -> Transition:
         """Return the state after ``event``, and the actions for the driver.
 
         Raises:
-            PhaseError: the event caused a change of phase that phases.py does not list.
+            PhaseError: the event caused a change of phase that state.py does not list.
         """
         return self.advance(state, self.record(state, (event,)))
 
-    def record(self, state: EngineState, events: Iterable[Event]) -> EngineState:
+    def record(self, state: EngineState, events: Iterable[EngineEvent]) -> EngineState:
         """Return the state with the facts of ``events`` recorded; `advance` must follow, before any other event.
 
         Uploads that became durable together are recorded together, so that none of them is left to a later round.
@@ -269,7 +267,7 @@ class Engine:
         check_transition(before, after)
         return after, actions
 
-    def _apply(self, state: EngineState, event: Event) -> EngineState:
+    def _apply(self, state: EngineState, event: EngineEvent) -> EngineState:
         """Return the state with the facts of ``event`` recorded."""
         match event:
             case CameOnline(device):
@@ -423,9 +421,7 @@ class Engine:
             refused, limit = screened.refused, screened.limit
         if is_too_small(state):
             found = {"devices": len(members(state)), "min_contributors": self.run.recipe.min_contributors}
-            outcome = dataclasses.replace(
-                outcome, events=(*outcome.events, StrategyEvent(plan.round, FLEET_TOO_SMALL, found))
-            )
+            outcome = dataclasses.replace(outcome, events=(*outcome.events, Event(plan.round, FLEET_TOO_SMALL, found)))
         silent, quiet = after_silence(state)
         outcome = dataclasses.replace(outcome, events=(*outcome.events, *quiet))
         strategy, held = self._settle(state, plan, strategy, agreement, limit)
@@ -450,13 +446,11 @@ class Engine:
         return state, (closed, *(actions or (Gather(),)))
 
     @staticmethod
-    def _ended_by(state: EngineState) -> tuple[StrategyEvent, ...]:
+    def _ended_by(state: EngineState) -> tuple[Event, ...]:
         """Return an event for the final round of a run that the owner has stopped."""
         after = state.held.closed
         return (
-            (StrategyEvent(state.round, STOPPED, {"by": "owner", "after": after}),)
-            if after < state.run.recipe.rounds
-            else ()
+            (Event(state.round, STOPPED, {"by": "owner", "after": after}),) if after < state.run.recipe.rounds else ()
         )
 
     def _settle(

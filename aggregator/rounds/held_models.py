@@ -28,7 +28,7 @@ from aggregator.numerics.parted import is_parted
 from aggregator.rounds.relay import RelayedStep, States, is_state
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from crypto.seal.envelope import read_head
-from crypto.seal.signed import peek_document
+from crypto.seal.identity import peek_document
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import encode

@@ -1,14 +1,38 @@
-"""The two parts of a run's snapshot as one encoded state: the strategy's state and the models."""
+"""The two parts of a run's snapshot as one encoded state: the strategy's state and the models.
+
+`ResumeMetadata` is the engine's part of a snapshot, which a restarted aggregator needs besides the strategy's state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aggregator.rounds.closing import Watched
 from aggregator.rounds.held_models import HeldModels
+from aggregator.strategies.base import Event
 from shoal.errors import DocumentError
 from shoal.types import Float32Vector
 from shoal.util.state_codec import Encoded, decode_state, encode_state
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeMetadata:
+    """The engine's part of a snapshot.
+
+    Attributes:
+        key_version: of the open round.
+        watched: see `aggregator.rounds.closing`.
+        news: events since the last round closed.
+        silent: devices that left rounds unanswered.
+    """
+
+    key_version: int
+    watched: Watched = field(default_factory=Watched)
+    news: tuple[Event, ...] = ()
+    silent: Mapping[str, int] = field(default_factory=dict)
+
 
 PARTS: Final = ("strategy", "held")
 

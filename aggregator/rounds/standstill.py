@@ -20,6 +20,11 @@ Example: two devices, and a mean of at least three.
     ...     before, events = observe(before, facts, least=3, participation=1.0)
     >>> events[0].kind, events[0].detail["reason"]
     ('cluster-stands-still', 'it has 2 devices, and a mean takes 3')
+
+Devices whose updates are outliers in their cluster for several rounds in a row.
+
+A rule of `aggregator.numerics.robust` weighs the updates of each mean. Once is chance; after `ROUNDS_APART` rounds in a row the
+owner is told the device's name. Rounds in which a device was in no mean do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aggregator.strategies.base import ClusterModel, Event, RoundPlan
+from aggregator.strategies.base import STANDS_APART, ClusterModel, Event, RoundPlan
+from aggregator.strategies.robust import Finding, Standings
 from shoal.protocol.messages import Phase
 
 ROUNDS_STILL: Final = 3
@@ -220,3 +226,35 @@ def _counted(devices: int) -> str:
 
 def _lower(devices: int) -> str:
     return f"lower --min-contributors to {devices} in the next run {READABLE}"
+
+
+ROUNDS_APART: Final = 3
+"""Rounds in a row, among those in which the device was in a mean, after which it is named."""
+
+
+def observed(
+    known: Standings, found: Mapping[str, Finding], round_: int, rule: str
+) -> tuple[Standings, tuple[Event, ...]]:
+    """Return what is known of the devices after a round, and an event for each that reaches `ROUNDS_APART`.
+
+    Args:
+        known: what was known before.
+        found: the round's findings, see `RobustMean.take`.
+        round_: number of the round.
+        rule: the run's robust rule.
+    """
+    if not found:
+        return known, ()
+    rounds = {device: count for device, count in known.rounds.items() if device not in found}
+    rounds |= {device: known.rounds.get(device, 0) + 1 for device, one in found.items() if one.apart}
+    against = dict(known.against)
+    for device, one in found.items():
+        models = {model for model in against.pop(device, ()) if model not in one.against}
+        models |= {model for model, is_against in one.against.items() if is_against}
+        if models:
+            against[device] = tuple(sorted(models))
+    named = sorted(device for device, one in found.items() if one.apart and rounds[device] == ROUNDS_APART)
+    events = tuple(
+        Event(round_, STANDS_APART, {"device": device, "rounds": ROUNDS_APART, "robust": rule}) for device in named
+    )
+    return Standings(rounds, against), events

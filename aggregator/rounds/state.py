@@ -1,8 +1,34 @@
-"""The state of a run, and the transitions that one event of a device causes.
+"""The state of a run, the engine's events and actions, and the transitions that one event of a device causes.
 
 States are immutable: a transition returns a new one. The collections that change with every presence or upload are
 persistent (aggregator/persistent.py), so that the cost of an event does not depend on the size of the fleet. Only opening
 and closing a round may take time that grows with the fleet.
+
+`Engine.handle` takes an event and returns actions for the driver.
+
+The phases of a run and the table of transitions between them.
+
+    GATHERING   no round is open: too few devices are online, or keys are awaited
+    ROUND       a round is open
+    FINAL       the final round is open
+    FINISHED    the final round is closed; no event changes the state any more
+
+A paused run is gathering, or completes its open round; the owner's orders are no phases of their own.
+
+`Engine.handle` checks every change of phase against the table. One event can close a round and open the next, so the table
+lists the phases before and after an event. `diagram` draws it for docs/architecture.md.
+
+The owner's orders (`Order`):
+
+    GO          rounds open as usual; every run begins with it
+    PAUSE       the open round goes on to its close, and no other opens
+    STOP        the same, and then the final round opens, or the run ends if no round has opened yet
+    STOP_NOW    as STOP, and the open round closes at once with the uploads that are durable
+
+A final round that is open goes on under every order: its figures and checkpoints are the result of the run.
+
+Example: a run in round 4 gets PAUSE. Round 4 closes with its quorum, and round 5 opens once the owner has resumed the run with
+GO. STOP instead makes the final round follow. No order follows STOP but STOP_NOW.
 """
 
 from __future__ import annotations
@@ -10,21 +36,267 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from aggregator.numerics.averaging import capped_weights
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
-from aggregator.rounds.closing import Watched
-from aggregator.rounds.cosines import sampled_cosines
-from aggregator.rounds.events import Action, RoundRecord
+from aggregator.rounds.closing import Cosines, Watched, sampled_cosines
 from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.orders import Order
-from aggregator.rounds.resume import ResumeMetadata
+from aggregator.rounds.snapshot import ResumeMetadata
+from aggregator.rounds.standstill import StillCluster
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import DeclineReason, Phase
+from shoal.protocol.messages import ORDER_WORDS, DeclineReason, Phase, RunOrder
+
+
+class Order(Enum):
+    """An order of the owner; the value is its name in files and in `status`."""
+
+    GO = "go"
+    PAUSE = "pause"
+    STOP = "stop"
+    STOP_NOW = "stop_now"
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run ends before its last round."""
+        return self in (Order.STOP, Order.STOP_NOW)
+
+
+WORDS: Final[Mapping[Order, str]] = MappingProxyType(
+    {
+        Order.GO: ORDER_WORDS[RunOrder.NONE],
+        Order.PAUSE: ORDER_WORDS[RunOrder.PAUSED],
+        Order.STOP: ORDER_WORDS[RunOrder.STOPPED],
+        Order.STOP_NOW: ORDER_WORDS[RunOrder.STOPPED],
+    }
+)
+"""The words of each order in `status`, log and records; empty for a run that goes on."""
+
+
+def may_follow(before: Order, after: Order) -> bool:
+    """Return whether ``after`` may replace ``before``; the same order again may always."""
+    return after is before or not before.stops or after is Order.STOP_NOW
+
+
+def newest(before: Order, after: Order) -> Order:
+    """Return the order in force once ``after`` has come: STOP after STOP_NOW changes nothing."""
+    return after if may_follow(before, after) else before
+
+
+class RunPhase(Enum):
+    """The phase of a run."""
+
+    GATHERING = "gathering"
+    ROUND = "round"
+    FINAL = "final_round"
+    FINISHED = "finished"
+
+
+class PhaseError(RuntimeError):
+    """A change of phase that the table does not list: a bug in the engine."""
+
+
+TRANSITIONS: Final[Mapping[tuple[RunPhase, RunPhase], str]] = MappingProxyType(
+    {
+        (RunPhase.GATHERING, RunPhase.ROUND): "enough devices online",
+        (RunPhase.GATHERING, RunPhase.FINAL): "enough devices online after the last round",
+        (RunPhase.GATHERING, RunPhase.FINISHED): "stopped before the first round",
+        (RunPhase.ROUND, RunPhase.ROUND): "round closes, next one opens",
+        (RunPhase.ROUND, RunPhase.GATHERING): "round closes, too few devices online or paused",
+        (RunPhase.ROUND, RunPhase.FINAL): "last round closes",
+        (RunPhase.FINAL, RunPhase.FINISHED): "final round closes",
+    }
+)
+
+
+def phase_of(state: EngineState) -> RunPhase:
+    """Return the phase of a run."""
+    if state.finished:
+        return RunPhase.FINISHED
+    if state.plan is None:
+        return RunPhase.GATHERING
+    return RunPhase.FINAL if state.plan.final else RunPhase.ROUND
+
+
+def check_transition(before: EngineState, after: EngineState) -> None:
+    """Check the change of phase that one event has caused.
+
+    Raises:
+        PhaseError: the table does not list it.
+    """
+    if before.plan is after.plan and before.finished == after.finished:
+        return
+    change = phase_of(before), phase_of(after)
+    if change not in TRANSITIONS:
+        raise PhaseError(f"from {change[0].value} to {change[1].value}")
+
+
+@dataclass(frozen=True, slots=True)
+class CameOnline:
+    """A device announced that it is online."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class WentOffline:
+    """A device, or its last will, announced that it is offline."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The owner revoked a device."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A device can't take part in the round that was announced with ``nonce``, or its upload was refused.
+
+    Attributes:
+        other: the transcript in the statement of a refused upload, if it is not the run's; else empty.
+    """
+
+    device: str
+    nonce: bytes
+    reason: DeclineReason
+    other: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The deadline of a round, or of the gathering after it, has passed."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rostered:
+    """The owner published a newer roster."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True, slots=True)
+class KeysHeld:
+    """The secrets of key version ``version`` are available; the next round uses them if they are the newest."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The owner pauses, resumes or stops the run; the driver has made the order durable."""
+
+    order: Order
+
+
+EngineEvent = CameOnline | WentOffline | Left | Declined | ClientUpdate | DeadlinePassed | Rostered | KeysHeld | Ordered
+"""A `ClientUpdate` is an upload that `Engine.validate` accepted and that is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Wait for devices; feed `DeadlinePassed` with the state's round after the plan's deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """Make ``before`` durable and announce ``plan``; `RunService` decides which comes first.
+
+    Attributes:
+        plan: the round's plan.
+        nonce: an upload to the round must repeat it.
+        before: the strategy's state from which, with ``available``, the same plan follows again.
+        available: the devices that could take part.
+        held: the models to announce, from which, with ``before``, the round follows again.
+    """
+
+    plan: RoundPlan
+    nonce: bytes
+    before: Any
+    available: tuple[str, ...]
+    held: HeldModels
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """Record a closed round."""
+
+    record: RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """End the run: the final round is closed.
+
+    Attributes:
+        last: the final round with its checkpoints, to be announced again and made durable.
+    """
+
+    last: OpenRound
+
+
+Action = Gather | OpenRound | RoundClosed | RunFinished
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """The record of a closed round.
+
+    Attributes:
+        round: its number.
+        final: whether it was the final round.
+        ordered: number of devices with an order.
+        contributed: number of devices that uploaded.
+        missing: the devices with an order that did not upload.
+        loss: mean of the devices' losses on the scored share, weighted by samples; of five or more the smallest and the largest
+            count as their neighbours.
+        correct, tested: sums over the devices' test shares, each of at most the plan's weight cap times the median; 0 of 0 if no
+            device was asked.
+        norms: device -> norm of its update.
+        clusters: device -> cluster after the round.
+        events: the strategy's and the engine's events.
+        device_accuracy: device -> (correct, tested), capped in proportion, for the devices that were asked.
+        declined: device -> reason, for the missing devices that gave one.
+        capped: device -> weight in samples, for devices that weighed less than the samples they reported.
+        refused_norm: device -> norm, for updates left out because of their norm.
+        out_of_step: device -> model, for updates left out because most devices hold another state of the model.
+        cluster_losses: cluster -> mean loss, as ``loss``, of the devices that are in it after the round.
+        still: the clusters whose model has not changed for some rounds, see `aggregator.rounds.standstill`.
+        cluster_tests: cluster -> (correct, tested), sums over the test shares of the devices that are in it after the round.
+        cosines: between the round's updates; None without two of them.
+    """
+
+    round: int
+    final: bool
+    ordered: int
+    contributed: int
+    missing: tuple[str, ...]
+    loss: float
+    correct: int
+    tested: int
+    norms: Mapping[str, float]
+    clusters: Mapping[str, int]
+    events: tuple[Mapping[str, Any], ...]
+    device_accuracy: Mapping[str, tuple[int, int]]
+    declined: Mapping[str, str] = field(default_factory=dict)
+    capped: Mapping[str, float] = field(default_factory=dict)
+    refused_norm: Mapping[str, float] = field(default_factory=dict)
+    out_of_step: Mapping[str, int] = field(default_factory=dict)
+    still: tuple[StillCluster, ...] = ()
+    cluster_losses: Mapping[int, float] = field(default_factory=dict)
+    cluster_tests: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    cosines: Cosines | None = None
+
 
 SILENT_ROUNDS: Final = 3
 """Rounds in a row, or deadlines of one round, that an online device leaves unanswered until rounds wait for it no longer.

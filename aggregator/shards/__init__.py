@@ -11,7 +11,7 @@ Rules
 -----
 
 1. An upload is acknowledged when the coordinator has its header and all workers have reported their parts
-   (`aggregator.uploads.parts_gate`).
+   (`aggregator.uploads.uploads`).
 2. At the close of a round the strategy runs at the coordinator as it always does, on `aggregator.numerics.parted.PartedVector`.
    What it needs of the numbers themselves, products and norms, are sums over coordinates: each worker computes its own
    (`calculation`), in blocks, and the coordinator adds them up in the order of the workers. So the same round closed again

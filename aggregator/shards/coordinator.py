@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aggregator.rounds.held_models import segment_name
 from aggregator.status.facts import WorkerStatus
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
-from crypto.seal.signed import open_document
+from crypto.seal.identity import open_document
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aggregator.owner_inbox import GrantInbox
-from aggregator.shards.membership import WorkerMembership
-from aggregator.shards.own_presence import witness
+from aggregator.shards.membership import WorkerMembership, witness
 from aggregator.shards.sums import BlockSender
 from aggregator.shards.worker import WorkerService, read_order, worker_presence
 from aggregator.workers import ThreadWorkers
@@ -27,7 +26,7 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver, TransportEvent
 from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.locks import serving
+from shoal.util.files import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.service_manager import ServiceManager
 

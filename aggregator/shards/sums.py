@@ -7,13 +7,16 @@ Rules
   can do its job. Jobs, reports and digests go over MQTT, signed by their senders. torch.distributed has neither
   authentication nor encryption, so the group's sockets are bound to one network interface, which the operator names.
 - The group is made when a job first needs it, under a fresh name (the *generation*). Its members learn each other's addresses
-  over MQTT, sealed (`aggregator.shards.meeting`). If a peer is lost, the group is given up, and the next attempt makes another
+  over MQTT, sealed (`MeetingStore`). If a peer is lost, the group is given up, and the next attempt makes another
   one. MQTT connections and files are not concerned, so a worker that a service manager has started alone joins the next
   generation.
 - The coordinator receives each block from the workers in the order of their numbers and adds it at once: the same workers give
   the same bits.
 
 Example: two workers and 20 updates. Each sends a zero and a block of 20 x 20; the coordinator adds the second to the first.
+
+torch.distributed's own store listens on a port, keeps what anyone writes to it, and lists it to anyone who asks. `MeetingStore`
+opens no socket. A member's address goes over MQTT, signed and sealed, and nothing else gets into the store.
 """
 
 from __future__ import annotations
@@ -33,18 +36,87 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch.distributed as dist
 
-from aggregator.shards.calculation import block_shapes
-from aggregator.shards.space import ShardsUnavailableError
-from shoal.errors import ConfigError
-from shoal.protocol.jobs import JobKind
+from aggregator.shards.calculation import ShardsUnavailableError, block_shapes
+from shoal.errors import ConfigError, UntrustedError
+from shoal.protocol.jobs import GroupAddress, JobKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.shards.coordinator import WorkerMessages
-    from aggregator.shards.meeting import MeetingStore
-    from shoal.protocol.jobs import GroupAddress, Job, JobDone
+    from shoal.protocol.jobs import Job, JobDone
+
+JOIN_S: Final = 60.0
+"""Longest time for all workers to join a new process group: a busy machine takes half of it to load torch."""
+KEYS_PER_MEMBER: Final = 4
+"""Most addresses that a group has for each member; Gloo writes one."""
+
+
+class MeetingStore(dist.Store):  # type: ignore[name-defined, misc]
+    """The addresses of one generation of a process group (`torch.distributed.Store`).
+
+    Args:
+        generation: of the group.
+        members: number of its members.
+        send: sends this member's own addresses to the others.
+    """
+
+    def __init__(self, generation: str, members: int, send: Callable[[GroupAddress], None]) -> None:
+        super().__init__()
+        self.generation = generation
+        self._most = KEYS_PER_MEMBER * members
+        self._send = send
+        self._found: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._given_up = False
+
+    def take(self, addresses: Sequence[GroupAddress]) -> None:
+        """Take the addresses of other members; those of another generation are left out, and none is ever replaced.
+
+        Raises:
+            UntrustedError: they are more than a group has.
+        """
+        with self._changed:
+            for address in addresses:
+                if address.generation == self.generation:
+                    if address.key not in self._found and len(self._found) == self._most:
+                        raise UntrustedError(f"more than {self._most} addresses for one process group")
+                    self._found.setdefault(address.key, address.value)
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """End all waits: another generation has begun."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Keep this member's own address, and send it to the others."""
+        address = GroupAddress(self.generation, key, bytes(value))
+        self.take([address])
+        self._send(address)
+
+    def get(self, key: str) -> bytes:
+        """Return an address once it is here; raises as `wait`."""
+        self.wait([key])
+        return self._found[key]
+
+    def wait(self, keys: Sequence[str], *_timeout: Any) -> None:
+        """Wait until addresses are here.
+
+        Raises:
+            RuntimeError: one did not come within JOIN_S, or the group was given up.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._given_up or self._holds(keys), JOIN_S)
+            if not self._holds(keys):
+                raise RuntimeError(f"no address of a member within {JOIN_S:g} s, or the group was given up")
+
+    def _holds(self, keys: Sequence[str]) -> bool:
+        return all(key in self._found for key in keys)
+
 
 LOG = logging.getLogger("shoal.shards")
 BLOCK_S: Final = 600.0
@@ -103,7 +175,7 @@ class _Group:
 
 
 class DistributedLink:
-    """The coordinator's end (`aggregator.shards.space.JobLink`). Its calls block, so they run on the numerics thread.
+    """The coordinator's end (`aggregator.shards.calculation.JobLink`). Its calls block, so they run on the numerics thread.
 
     Args:
         messages: sends jobs and receives answers over MQTT.
@@ -148,7 +220,7 @@ class DistributedLink:
 
     def answers(self, jobs: Sequence[Job]) -> list[JobDone]:
         """Return the workers' answers to a job of means."""
-        from aggregator.numerics.errors import NumericsError
+        from aggregator.numerics.checks import NumericsError
 
         for number, job in enumerate(jobs):
             self._messages.job(number, job)
@@ -193,7 +265,7 @@ class DistributedLink:
             raise ShardsUnavailableError("a worker is not connected", self._messages.absent)
         store, generation = None, self._group.generation
         if not generation:
-            from aggregator.shards.meeting import MeetingStore
+            from aggregator.shards.sums import MeetingStore
 
             generation = uuid.uuid4().hex
             store = MeetingStore(generation, self._workers + 1, self._pass_on)
@@ -237,7 +309,7 @@ class BlockSender:
         Raises:
             UntrustedError: more addresses than a group has.
         """
-        from aggregator.shards.meeting import MeetingStore
+        from aggregator.shards.sums import MeetingStore
 
         if job.kind is JobKind.MEET:
             if self._store is not None:

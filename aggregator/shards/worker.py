@@ -6,18 +6,17 @@ Like `aggregator.run_service.RunService` it owns no thread and reads no clock: a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.owner_inbox import GrantInbox
-from aggregator.shards.calculation import PartCalculator, squared_norm
-from aggregator.shards.membership import WorkerMembership
-from aggregator.shards.own_presence import signed_presence
+from aggregator.shards.calculation import PartCalculator, ShardsUnavailableError, squared_norm
+from aggregator.shards.membership import WorkerMembership, signed_presence
 from aggregator.shards.part_store import PartStore
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group, seal_message_to_member
 from shoal import limits
@@ -28,7 +27,15 @@ from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import ChunkKind, chunk_count, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.jobs import GroupAddress, Job, JobDone, JobKind, PartReport, ShardOrder, StoredPart
+from shoal.protocol.jobs import (
+    GroupAddress,
+    Job,
+    JobDone,
+    JobKind,
+    PartReport,
+    ShardOrder,
+    StoredPart,
+)
 from shoal.protocol.messages import Action, Control, Reminder
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
@@ -49,6 +56,9 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Transport, TransportEvent, Will
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.log_throttle import Refusals
+
+if TYPE_CHECKING:
+    pass
 
 LOG = logging.getLogger("shoal.worker")
 CONTROL_BYTES: Final = 768
@@ -447,3 +457,42 @@ class WorkerService:
     def close(self) -> None:
         """Close the store; retained messages stay on the broker."""
         self._store.close()
+
+
+class LocalLink:
+    """Calls the workers (`aggregator.shards.calculation.JobLink`).
+
+    Args:
+        workers: returns the worker of each number; None for one that is not running.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[WorkerService | None]]) -> None:
+        self._workers = workers
+
+    def sums(self, jobs: Sequence[Job]) -> Iterator[NDArray[np.float64]]:
+        """Yield the sums of the workers' blocks."""
+        try:
+            blocks = [worker.blocks(_sent(job)) for worker, job in zip(self._running(), jobs, strict=True)]
+        except UntrustedError as error:
+            raise ShardsUnavailableError(str(error)) from error
+        for parts in zip(*blocks, strict=True):
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            yield total
+
+    def answers(self, jobs: Sequence[Job]) -> list[JobDone]:
+        """Return the workers' answers to a job of means."""
+        return [worker.answer(_sent(job)) for worker, job in zip(self._running(), jobs, strict=True)]
+
+    def _running(self) -> list[WorkerService]:
+        found = list(self._workers())
+        missing = [f"worker {number}" for number, worker in enumerate(found) if worker is None]
+        if missing:
+            raise ShardsUnavailableError(f"{', '.join(missing)} not running", missing)
+        return [worker for worker in found if worker is not None]
+
+
+def _sent(job: Job) -> Job:
+    """Return the job as its worker decodes it."""
+    return decode(encode(job), Job)

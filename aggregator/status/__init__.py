@@ -4,7 +4,7 @@
     watch.py       the recorders of these facts inside the daemon
     live_file.py   the small file ``live.json`` through which the daemon hands them to other processes
     record.py      the record, `FleetStatus`, and the pure function that completes the daemon's records; `build`
-    gathering.py   reads the facts of a directory: lock, live.json, roster, run
+    stored.py      the record and the figures of the runs from a directory: lock, live.json, roster, stores
     text.py        the record as lines for people
 
 Rules:

@@ -28,9 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import named
-from aggregator.rounds.state import SILENT_ROUNDS
+from aggregator.rounds.state import SILENT_ROUNDS, RunPhase
 from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import versions
 from aggregator.status.facts import (
@@ -45,8 +44,7 @@ from aggregator.status.facts import (
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import DeclineReason
-from shoal.util.console import counted
-from shoal.util.times import second, span
+from shoal.util.console import counted, second, span
 
 RETURN_S: Final = limits.RECONNECT_MAX_S + 10
 """Time that devices may take to connect again after the broker was away: their longest pause, and a handshake."""

@@ -1,14 +1,19 @@
-"""The status of an aggregator from its files: what `shoal-aggregator status` prints, as data and as text."""
+"""The status of an aggregator from its files: what `shoal-aggregator status` prints, as data and as text.
+
+Any process may read them, while the daemon runs or not.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aggregator.membership import AggregatorMembership
-from aggregator.rounds.orders import WORDS
 from aggregator.rounds.standstill import NAMES_SHOWN
+from aggregator.rounds.state import WORDS, Order, RunPhase
 from aggregator.run_log import (
     CAPPED_HINT,
     OUT_OF_STEP_HINT,
@@ -20,25 +25,20 @@ from aggregator.run_log import (
     too_small,
 )
 from aggregator.status import text
-from aggregator.status.gathering import fleet_status, stored_run
 from aggregator.status.live_file import read_live
-from aggregator.status.record import REVOKED, SILENT_S
-from aggregator.storage.corruption import readable
-from aggregator.storage.owner_orders import read_orders
-from aggregator.storage.run_status import read_records
-from aggregator.storage.signed_runs import RunFiles, check_assignment, directory_of, is_finished, is_void
+from aggregator.status.record import REVOKED, SILENT_S, Facts, FleetStatus, StoredRun, build
+from aggregator.storage.signed_runs import RunFiles, check_assignment, directory_of, is_finished, is_void, read_orders
+from aggregator.storage.store import read_records, readable
 from aggregator.strategies.base import STANDS_APART
-from shoal.errors import IntegrityError, NotReadyError, ShoalError
-from shoal.util.console import mask_words
-from shoal.util.locks import in_use
-from shoal.util.times import second
+from shoal.address import BrokerAddress
+from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError
+from shoal.util.console import mask_words, second
+from shoal.util.files import free_bytes, in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from aggregator.status.facts import RunStatus
-    from aggregator.status.record import FleetStatus, StoredRun
     from shoal.protocol.documents import RunPlan
 
 
@@ -229,3 +229,80 @@ def _standing_apart(records: list[dict[str, Any]]) -> dict[str, int]:
 def _rounds_of(records: list[dict[str, Any]], name: str) -> dict[str, int]:
     """Return device -> number of rounds whose record has the device under ``name``."""
     return dict(sorted(Counter(device for r in records for device in r.get(name, {})).items()))
+
+
+def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s: int | None = None) -> FleetStatus:
+    """Return the state of a fleet.
+
+    Args:
+        member: the aggregator's membership; its directory has the lock and the daemon's facts.
+        runs: the readable runs in order of their numbers.
+        now_s: unix seconds; None for now.
+    """
+    running, live = in_use(member.directory), read_live(member.directory)
+    open_run = None if live is None or not running else live.run
+    served = None if open_run is None or open_run.phase == RunPhase.FINISHED.value else open_run.run
+    facts = Facts(
+        fleet=member.fleet,
+        running=running,
+        live=live,
+        broker=_without_user(member.broker),
+        active=member.roster.active(),
+        revoked=tuple(member.roster.revoked),
+        run=_chosen(runs, served),
+        disk_free_bytes=free_bytes_of(member.directory),
+        now_s=int(time.time()) if now_s is None else now_s,
+    )
+    return build(facts)
+
+
+def stored_run(
+    plan: RunPlan, records: Sequence[Mapping[str, Any]], order: Order = Order.GO, *, void: bool = False
+) -> StoredRun:
+    """Return a run as its plan, the records of its closed rounds, oldest first, and the owner's order have it.
+
+    ``void`` is `signed_runs.is_void`: the run was stopped before its first round.
+    """
+    last = records[-1] if records else None
+    clusters: dict[str, int] = next((r["clusters"] for r in reversed(records) if r["clusters"]), {})
+    tests: dict[str, tuple[int, int]] = next(
+        (r["device_accuracy"] for r in reversed(records) if r["device_accuracy"]), {}
+    )
+    losses = {} if last is None else last.get("cluster_losses", {})
+    return StoredRun(
+        run=plan.run,
+        algorithm=plan.recipe.algorithm,
+        rounds=plan.recipe.rounds,
+        closed=next((r["round"] for r in reversed(records) if not r["final"]), 0),
+        finished=void or bool(last and last["final"]),
+        clusters=clusters,
+        tests=tests,
+        order=WORDS[order],
+        wire=plan.wire,
+        losses={int(cluster): loss for cluster, loss in losses.items()},  # JSON has text where the record has numbers
+    )
+
+
+def free_bytes_of(directory: Path) -> int | None:
+    """Return the free space for a directory in bytes; None if it can't be read."""
+    try:
+        return free_bytes(directory)
+    except OSError:
+        return None
+
+
+def _chosen(runs: Sequence[StoredRun], served: int | None) -> StoredRun | None:
+    """Return the run that is served; without one the first unfinished run, or the last run."""
+    ordered = [
+        *(run for run in runs if run.run == served),
+        *(run for run in runs if not run.finished),
+        *reversed(runs),
+    ]
+    return ordered[0] if ordered else None
+
+
+def _without_user(url: str) -> str:
+    try:
+        return str(BrokerAddress.parse(url))
+    except ConfigError:
+        return "an address that is not valid"

@@ -6,14 +6,12 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from aggregator.rounds.orders import WORDS, Order
-from aggregator.rounds.phases import RunPhase
 from aggregator.rounds.standstill import NAMES_SHOWN, named
+from aggregator.rounds.state import WORDS, Order, RunPhase
 from aggregator.status.record import REVOKED
 from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.limits import CHUNK_BYTES
-from shoal.util.console import counted
-from shoal.util.times import second, span
+from shoal.util.console import counted, second, span
 
 if TYPE_CHECKING:
     from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus

@@ -1,4 +1,4 @@
-"""Recorders of the facts that `status` needs: they outlive the runs that the daemon serves."""
+"""The facts that `status` needs: recorders, which outlive the runs that the daemon serves, and `run_facts` of the served run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from aggregator.status.facts import ConnectionFacts, DeviceStatus
+from aggregator.rounds.quorum_and_deadline import is_paused, members, online_needed, shortage, uploads_needed
+from aggregator.rounds.state import WORDS, RunPhase, not_waited_for, phase_of
+from aggregator.run_log import awaited_keys
+from aggregator.status.facts import ConnectionFacts, DeviceStatus, RunStatus
 from shoal.transport.base import Connected, Disconnected, Unreached
 
 if TYPE_CHECKING:
+    from aggregator.rounds.state import EngineState
     from shoal.protocol.messages import DeclineReason, Presence
     from shoal.transport.base import TransportEvent
 
@@ -176,3 +180,45 @@ class FleetWatch:
     def came(self, presence: Presence, *, retained: bool) -> None:
         """Record a verified presence."""
         self.devices.came(presence, retained=retained, settled=self.connection.settled)
+
+
+def run_facts(state: EngineState, *, since_s: int, deadline_at_s: int | None, computing: bool = False) -> RunStatus:
+    """Return the facts of a run.
+
+    Args:
+        state: of the engine.
+        since_s: unix seconds since when the open round, or the gathering, lasts.
+        deadline_at_s: unix seconds at which it is over; None if there is no deadline.
+        computing: whether the round is being closed: then it waits for no device.
+    """
+    phase, short = phase_of(state), None if computing else shortage(state)
+    waiting: tuple[str, ...] = ()
+    quorum = received = 0
+    too_small = short is not None and not short.late
+    if is_paused(state) or too_small:
+        deadline_at_s = None  # the run waits for the owner, and no device is late
+    if phase is RunPhase.GATHERING and not is_paused(state):
+        waiting = tuple(sorted(members(state) - state.online))
+        quorum, received = online_needed(state), len(state.online)
+    elif phase in (RunPhase.ROUND, RunPhase.FINAL):
+        waiting = () if computing else tuple(d for d in state.waiting if d in state.devices)
+        quorum, received = uploads_needed(state), len(state.received)
+    return RunStatus(
+        run=state.run.run,
+        algorithm=state.run.recipe.algorithm,
+        rounds=state.run.recipe.rounds,
+        phase=phase.value,
+        round=state.round,
+        since_s=since_s,
+        deadline_at_s=None if phase is RunPhase.FINISHED else deadline_at_s,
+        deadline_passed=state.deadline_passed and not too_small,
+        quorum=quorum,
+        received=received,
+        waiting=waiting,
+        not_waited_for=not_waited_for(state),
+        obstacle="" if is_paused(state) else awaited_keys(state),
+        order=WORDS[state.order],
+        computing=computing,
+        shortage="" if short is None else short.reason,
+        advice="" if short is None else short.hint,
+    )

@@ -5,8 +5,8 @@
 - The database grows by one short record a round; uploads to which the strategy's state does not refer are deleted.
 - Damaged files raise an `IntegrityError` that names the run's directory; a full or failing disk, a `StorageError`.
 
-`store` holds a run's state, `vector_log` its updates, `records` its closed rounds, `run_status` reads for other processes,
-`signed_runs` the owner's run files, `corruption` maps errors.
+`store` holds a run's state and reads it for other processes, `vector_log` its updates, `records` its closed rounds,
+`signed_runs` the owner's run files and orders.
 
 Example: ``write`` and ``append`` for each upload that arrived together, one ``commit``, then their acknowledgements.
 """

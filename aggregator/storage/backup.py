@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from aggregator.membership import RUNS_DIRECTORY
-from aggregator.publisher import TOLD_FILE
-from aggregator.storage.owner_orders import CHOICE_FILE, ORDERS_FILE, read_orders, write_orders
+from aggregator.membership import RUNS_DIRECTORY, TOLD_FILE
+from aggregator.storage.signed_runs import CHOICE_FILE, ORDERS_FILE, read_orders, write_orders
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.membership import backup as backups

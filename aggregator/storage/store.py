@@ -6,38 +6,192 @@ tail of a vector file is harmless, since no row points at it.
 
 The database grows by one short record a round (records.py). The snapshot of a round deletes, in its own transaction, the
 rows of all earlier uploads, and SQLite reuses the freed pages.
+
+`OpenedUpload` is an upload between its last chunk and the disk.
+
+The functions ``read_...`` read a run's directory from another process while the aggregator writes it. They open the database
+read-only and never wait for the writer for long: SQLite's write-ahead log lets both work at once.
+
+`readable`, `reads` and `disk_errors` turn errors of files into one error that names the directory. Damaged contents give an
+`IntegrityError`. An error of the operating system, such as too many open files, gives a `ConfigError` with the system's own
+text: the files may be whole.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.parted import PartedVector, VectorSpace
 from aggregator.numerics.rows import drop_pages
-from aggregator.rounds.resume import ResumeMetadata
+from aggregator.rounds.snapshot import ResumeMetadata
 from aggregator.storage import records
-from aggregator.storage.corruption import reads
-from aggregator.storage.upload import NOTHING, OpenedUpload
 from aggregator.storage.vector_log import FLOAT_BYTES, UpdateFiles, checksum
 from aggregator.strategies.base import ClientUpdate, contribution_of
-from shoal.errors import IntegrityError
+from shoal.errors import DocumentError, IntegrityError, ShoalError, StorageError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.jobs import NodeKind
 from shoal.protocol.messages import Phase, Upload
-from shoal.util.files import check_own, make_own, private_directory, sync_directory, write_atomic
+from shoal.util.files import (
+    check_own,
+    make_own,
+    private_directory,
+    read_failed,
+    sync_directory,
+    write_atomic,
+    write_failed,
+)
 from shoal.util.state_codec import Encoded, decode_state, encode_state
+
+# Decoders of JSON and of our own formats raise any of these on altered bytes.
+_DAMAGE: Final = (
+    DocumentError,
+    sqlite3.DatabaseError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
+_SYSTEM_CODES: Final = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+)
+"""Primary result codes of SQLite for failures of the operating system or the disk, not of the file's contents."""
+
+
+_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_SQLITE_DISK: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+DISK_HINT: Final = "free some space or check the disk, then start again: the run continues where it stopped"
+
+
+class _Held(Protocol):
+    """An object whose files are in one directory."""
+
+    directory: Path
+
+
+P = ParamSpec("P")
+H = TypeVar("H", bound=_Held)
+
+
+@contextmanager
+def readable(directory: Path) -> Iterator[None]:
+    """Map errors raised in the block, which reads a run's files.
+
+    Raises:
+        IntegrityError: the files are damaged.
+        ConfigError: the operating system failed to read them; a `StorageError` if the failure may be temporary.
+    """
+    try:
+        yield
+    except (OSError, *_DAMAGE) as error:
+        raise _unreadable(directory, error) from error
+
+
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Map disk errors raised in the block, which writes to ``directory``; all other errors pass unchanged.
+
+    Raises:
+        StorageError: the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise write_failed(directory, error) from error
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _SQLITE_DISK:
+            raise
+        raise StorageError(f"can't write {directory}: {error}", hint=DISK_HINT) from error
+
+
+def reads(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], R]:
+    """Decorate a method that reads the files in its object's ``directory``: map its errors as `readable` does."""
+
+    @wraps(method)
+    def read(held: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(held, *args, **kwargs)
+        except (OSError, *_DAMAGE) as error:
+            raise _unreadable(held.directory, error) from error
+
+    return read
+
+
+def _unreadable(directory: Path, error: Exception) -> ShoalError:
+    if isinstance(error, OSError):
+        return read_failed(Path(error.filename or directory), error)
+    if isinstance(error, sqlite3.OperationalError) and is_system_failure(error):
+        return StorageError(
+            f"can't read {directory}: {error}",
+            hint="check the disk, the permissions and the limit of open files (LimitNOFILE), then start again",
+        )
+    return IntegrityError(
+        f"{directory} can't be read: {type(error).__name__}: {str(error)[:200]}",
+        hint="if it is damaged, restore it from a backup, or move it away and sign a new run",
+    )
+
+
+def is_system_failure(error: sqlite3.OperationalError) -> bool:
+    """Return whether SQLite failed because of the operating system or the disk, by the low byte of its extended result code."""
+    # Errors that the sqlite3 module raises by itself, without a call of SQLite, have no code.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SYSTEM_CODES
+
+
+NOTHING: Final = memoryview(b"")
+
+
+class UploadRef(NamedTuple):
+    """Identity of an upload.
+
+    The transfer id alone is not enough: a device could name the transfer of another.
+    """
+
+    device: str
+    transfer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedUpload:
+    """An authentic upload within the plan's limits.
+
+    Attributes:
+        header: its header.
+        ref: its identity.
+        digest: the hash that its device signed; two uploads with one digest are the same.
+        norm: the vector's l2 norm; of an upload in parts 0 until the workers have reported theirs.
+        body: the vector as float32 little-endian, whatever its precision on the wire, and any attached bytes after it; without
+            the vector if workers hold its parts; empty once it is written, or is not to be.
+        start: offset of the vector in the file of its round; None while it is not written.
+        checksum: of the vector and the attached bytes, once it is written.
+    """
+
+    header: Upload
+    ref: UploadRef
+    digest: bytes
+    norm: float
+    body: memoryview = field(default=NOTHING, repr=False)
+    start: int | None = None
+    checksum: int = 0
+
 
 SCHEMA_VERSION: Final = 8
 DATABASE: Final = "run.sqlite"
@@ -409,3 +563,97 @@ def _digest(data: bytes | memoryview) -> str:
 
 def _size(upload: Upload) -> int:
     return FLOAT_BYTES * upload.coordinates + upload.attached
+
+
+LOG = logging.getLogger("shoal.aggregator")
+R = TypeVar("R")
+
+
+def read_key_version(directory: Path) -> int | None:
+    """Return the key version of a run's last round; None if it has had none."""
+    found = _read(directory, lambda reader: reader.execute("SELECT head FROM snapshot").fetchone())
+    if found is None:
+        return None
+    with readable(directory):
+        return decode_state(SnapshotHead, json.loads(found[0]), mixed=True).metadata.key_version
+
+
+def read_records(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's closed rounds; empty before the first."""
+    return _read(directory, records.read) or []
+
+
+def read_last_record(directory: Path) -> dict[str, Any] | None:
+    """Return the record of a run's last closed round; None before the first."""
+    return _read(directory, records.read_last)
+
+
+def read_latest_records(directory: Path, count: int) -> list[dict[str, Any]]:
+    """Return the records of a run's last ``count`` closed rounds, without the figures of single devices."""
+    return _read(directory, lambda reader: records.read_latest(reader, count)) or []
+
+
+def take_records(directory: Path, after: int, take: Callable[[dict[str, Any]], None]) -> None:
+    """Call ``take`` with the record of each closed round after round ``after``, in order; at most a block is in memory."""
+
+    def query(reader: sqlite3.Connection) -> None:
+        reader.execute("BEGIN")  # one view of the database, which another process may write meanwhile
+        for record in records.read_after(reader, after):
+            take(record)
+
+    _read(directory, query)
+
+
+def rounds_closed(directory: Path) -> int:
+    """Return the number of a run's last closed round; 0 before the first."""
+    last = read_last_record(directory)
+    return 0 if last is None else int(last["round"])
+
+
+def uploads_stored(directory: Path, round_: int) -> int:
+    """Return the number of a round's durable uploads."""
+    counting = "SELECT COUNT(*) FROM uploads WHERE round = ?"
+    found = _read(directory, lambda reader: reader.execute(counting, (round_,)).fetchone())
+    return int(found[0]) if found else 0
+
+
+def stored_vector_bytes(directory: Path) -> int:
+    """Return the bytes of the updates of the open round and the one before that are stored in ``directory``.
+
+    It is 0 if workers hold the parts of all updates: their uploads are stored without the vectors.
+    """
+    found = _read(directory, lambda reader: reader.execute("SELECT COUNT(*), MAX(header) FROM uploads").fetchone())
+    if not found or not found[0]:
+        return 0
+    upload = decode(bytes(found[1]), Upload)
+    return FLOAT_BYTES * upload.coordinates * int(found[0])
+
+
+def read_plan(directory: Path) -> bytes | None:
+    """Return the encoded run plan of the run that was started in ``directory``; None if none was."""
+    found = _read(directory, lambda reader: reader.execute("SELECT value FROM facts WHERE name = 'plan'").fetchone())
+    return None if found is None else found[0]
+
+
+def _read(directory: Path, query: Callable[[sqlite3.Connection], R]) -> R | None:
+    """Return the result of ``query`` on a run's database; None before it has tables.
+
+    Raises:
+        IntegrityError: the database is damaged, or of another version.
+    """
+    path = directory / DATABASE
+    if not path.exists():
+        return None
+    with (
+        readable(directory),
+        # mode=ro needs the form of a URI; as_uri escapes the characters that have a meaning in one.
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as reader,
+    ):
+        try:
+            reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+            check_version(reader, directory)
+            return query(reader)
+        except sqlite3.OperationalError as error:
+            if is_system_failure(error):
+                raise
+            return None  # the writer has not made its tables yet

@@ -17,7 +17,9 @@ from aggregator.strategies.base import (
     ClusterModel,
     Event,
     Outcome,
+    Reads,
     RoundPlan,
+    StrategySettings,
     advanced,
     capped_devices,
     evaluates,
@@ -29,7 +31,6 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.settings import Reads, StrategySettings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
 

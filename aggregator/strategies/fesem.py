@@ -30,6 +30,7 @@ from aggregator.strategies.base import (
     Event,
     Outcome,
     RoundPlan,
+    StrategySettings,
     capped_devices,
     evaluates,
     final_assignment,
@@ -44,7 +45,6 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.drawing import drawn_in_turn
-from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
 
 MOST_COMPARED: Final = 256

@@ -19,6 +19,7 @@ from aggregator.strategies.base import (
     ClusterModel,
     Outcome,
     RoundPlan,
+    StrategySettings,
     evaluates,
     final_assignment,
     mean_update,
@@ -27,7 +28,6 @@ from aggregator.strategies.base import (
     train_assignment,
 )
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.settings import StrategySettings
 from shoal import limits
 from shoal.protocol.documents import RunPlan
 

@@ -23,11 +23,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_from_gram, gram
 from aggregator.numerics.clustering import kmeans_from_gram
 from aggregator.numerics.silhouette import join_small
-from aggregator.numerics.similarity import cosine_from_gram, gram
 from aggregator.strategies.base import (
+    AUTO,
     ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
@@ -35,6 +35,7 @@ from aggregator.strategies.base import (
     Event,
     Outcome,
     RoundPlan,
+    StrategySettings,
     advanced,
     capped_devices,
     evaluates,
@@ -48,7 +49,6 @@ from aggregator.strategies.base import (
 )
 from aggregator.strategies.drawing import drawn_in_turn
 from aggregator.strategies.grouping.search import MOST_FOUND, Search, SearchState, retained_search
-from aggregator.strategies.settings import AUTO, StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.parted import MOST_COMPARED
-from aggregator.strategies.base import Average, Strategy, read_settings
+from aggregator.strategies.base import Average, Strategy, StrategySettings, read_settings
 from aggregator.strategies.cfl.strategy import Cfl
 from aggregator.strategies.drawing import budget
 from aggregator.strategies.fedavg import FedAvg, FedProx
@@ -18,7 +18,6 @@ from aggregator.strategies.ifca.strategy import Ifca
 from aggregator.strategies.local import Local
 from aggregator.strategies.one_shot import OneShot
 from aggregator.strategies.robust import RobustMean
-from aggregator.strategies.settings import StrategySettings
 from aggregator.strategies.statistics import Standardised
 from shoal import limits
 from shoal.errors import ConfigError, UsageError

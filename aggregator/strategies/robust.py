@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_matrix
 from aggregator.numerics.robust import LEAST_UPDATES, robust_weights
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import Average, ClientUpdate, mean_update, weights_of
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import DEFAULTS
@@ -33,7 +32,7 @@ so that time and memory grow with the number of devices and not with its square.
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """What is known of devices whose updates stood apart; see `aggregator.rounds.standing_apart`.
+    """What is known of devices whose updates stood apart; see `aggregator.rounds.standstill`.
 
     Attributes:
         rounds: device -> rounds in a row in which its update stood apart.

@@ -31,7 +31,7 @@ Example: the upload of ``dev-1`` has three chunks, and the second is lost.
     chunk 2                  VERIFYING       handed to a worker
     the worker has ended     VALID           joined, opened, validated (validation.py, Engine.validate), written, appended
     flush                    COMMITTING      the batch goes to the disk
-    fsync and commit done    ACKNOWLEDGED    the engine counts it, and dev-1 is told (acknowledgements.py)
+    fsync and commit done    ACKNOWLEDGED    the engine counts it, and dev-1 is told (retransmission.py)
     reminder of dev-1        ACKNOWLEDGED    dev-1 missed the answer, which is sent again
 
 `uploads.Uploads` is the only class that the rest of the aggregator uses.

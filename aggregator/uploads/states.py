@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from aggregator.storage.upload import UploadRef
+from aggregator.storage.store import UploadRef
 
 ANSWERS_REMEMBERED: Final = 16_384
 """Enough for several rounds of a large fleet. A device whose answer was forgotten must send its upload again to get it."""

@@ -1,10 +1,14 @@
 """The facade of the package: takes chunks of devices' uploads, stores them, and answers.
 
 See the package's docstring for the states of an upload and the rules.
+
+`PartsGate` holds the uploads whose header is here until all workers have reported their parts; those in one piece pass at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,12 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
-from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
-from aggregator.storage.upload import NOTHING, UploadRef
-from aggregator.uploads.acknowledgements import Acknowledgements
-from aggregator.uploads.parts_gate import PartsGate
-from aggregator.uploads.retransmission import Retransmission
+from aggregator.rounds.state import Declined
+from aggregator.storage.store import NOTHING, UploadRef
+from aggregator.uploads.retransmission import Acknowledgements, Retransmission
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from shoal.errors import ShoalError, UntrustedError
@@ -31,14 +33,12 @@ if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
     from aggregator.publisher import Publisher
     from aggregator.rounds.engine import Engine
-    from aggregator.rounds.events import Event
-    from aggregator.rounds.state import EngineState
-    from aggregator.storage.store import Store
-    from aggregator.storage.upload import OpenedUpload
+    from aggregator.rounds.state import EngineEvent, EngineState
+    from aggregator.storage.store import OpenedUpload, Store
     from aggregator.strategies.base import ClientUpdate
     from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.jobs import PartReport
+    from shoal.protocol.jobs import PartReport, StoredPart
     from shoal.protocol.messages import Upload
     from shoal.protocol.reassembly import ReceivedChunks
 
@@ -57,7 +57,7 @@ class EngineDriver(Protocol):
     def computing(self) -> bool:
         """Whether a round is being closed on another thread; until then no upload is committed."""
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: EngineEvent) -> None:
         """Let the engine handle an event, now or after the uploads that arrived before it."""
 
     def on_committed(self, updates: Sequence[ClientUpdate]) -> None:
@@ -343,3 +343,66 @@ class Uploads:
     def on_disconnect(self) -> None:
         """Forget the requests made so far: the broker may have lost them."""
         self._retransmission.on_disconnect()
+
+
+class PartsGate:
+    """The uploads of the open round that wait for reports, at most one of each device, and the reports that came first."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, OpenedUpload] = {}
+        self._reported: dict[tuple[str, int], StoredPart] = {}
+        self._round = 0
+
+    @property
+    def held(self) -> tuple[OpenedUpload, ...]:
+        """The uploads that wait."""
+        return tuple(self._held.values())
+
+    def of(self, device: str) -> OpenedUpload | None:
+        """Return the upload of ``device`` that waits; None if absent."""
+        return self._held.get(device)
+
+    def hold(self, upload: OpenedUpload) -> OpenedUpload | None:
+        """Take an upload; return it with its norm if all its parts are reported already, and unchanged if it has none."""
+        if not upload.header.parts:
+            return upload
+        self._held[upload.ref.device] = upload
+        return self._complete(upload.ref.device)
+
+    def report(self, report: PartReport) -> list[OpenedUpload]:
+        """Take a worker's report; return the uploads that it completes, each with its norm."""
+        if report.round > self._round:
+            self._round, self._reported = report.round, {}
+        elif report.round < self._round:
+            return []
+        for part in report.parts:
+            self._reported[(part.device, report.worker)] = part
+        found = (self._complete(part.device) for part in report.parts)
+        return [upload for upload in found if upload is not None]
+
+    def withdraw(self, upload: OpenedUpload) -> None:
+        """Forget an upload whose round has closed."""
+        self._held.pop(upload.ref.device, None)
+
+    def lacks(self, workers: int) -> dict[int, int]:
+        """Return worker -> number of uploads that wait for its report."""
+        found: dict[int, int] = {}
+        for device, upload in self._held.items():
+            for worker in range(workers):
+                part = self._reported.get((device, worker))
+                if part is None or part.digest != upload.header.parts[worker]:
+                    found[worker] = found.get(worker, 0) + 1
+        return found
+
+    def _complete(self, device: str) -> OpenedUpload | None:
+        upload = self._held.get(device)
+        if upload is None:
+            return None
+        parts = [self._reported.get((device, worker)) for worker in range(len(upload.header.parts))]
+        squares = []
+        for part, digest in zip(parts, upload.header.parts, strict=True):
+            if part is None or (part.digest, part.phase) != (digest, upload.header.phase):
+                return None
+            squares.append(part.squared_norm)
+        del self._held[device]
+        return dataclasses.replace(upload, norm=math.sqrt(math.fsum(squares)))

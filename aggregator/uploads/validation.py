@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from aggregator.membership import UNKNOWN_HINT, FalseMessageError, signed_by
-from aggregator.rounds.events import Declined
 from aggregator.rounds.screening import norm_error
-from aggregator.storage.upload import OpenedUpload, UploadRef
+from aggregator.rounds.state import Declined
+from aggregator.storage.store import OpenedUpload, UploadRef
 from aggregator.strategies.base import norm_of
 from crypto.seal.envelope import is_from, open_from_member, read_head
 from crypto.seal.identity import Identity

@@ -1,11 +1,14 @@
-"""Long-term keys of one party: Ed25519 to sign, X25519 to receive sealed messages."""
+"""Long-term keys of one party: Ed25519 to sign, X25519 to receive sealed messages.
+
+`sign_document` and `open_document` are for documents that are signed but not encrypted: roster, run plan, card.
+"""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -13,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from shoal.digests import sha256
 from shoal.errors import IntegrityError, UntrustedError, WireError
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member
 from shoal.types import check_name
 from shoal.util.files import read_private, write_private
@@ -135,3 +139,51 @@ def fingerprint(member: Member) -> str:
     # 120 bits: 24 characters of base32 without padding, and out of reach for a second key with the same fingerprint.
     text = base64.b32encode(digest[:15]).decode().lower()
     return "-".join(text[i : i + 4] for i in range(0, 24, 4))
+
+
+M = TypeVar("M")
+
+
+def sign_document(identity: Identity, document: object) -> bytes:
+    """Return ``signature (64) | encoded message``; the signature also covers the message's type."""
+    content = encode(document)
+    return identity.sign(_purpose(type(document)), content) + content
+
+
+def open_document(data: bytes | memoryview, expected: type[M], key: bytes) -> M:
+    """Check that ``key`` (32 bytes, Ed25519) signed a document, and return the document.
+
+    Raises:
+        UntrustedError: the signature is not by this key.
+        WireError: the bytes are not a document of type ``expected``, or, with a valid signature, one of another version.
+    """
+    check_document(data, expected, key)
+    try:
+        return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
+    except WireError as error:
+        raise WireError(
+            f"this {expected.__name__} was signed by another version of Shoal ({error})",
+            hint="upgrade the older software, or have it signed again by the newer",
+        ) from error
+
+
+def check_document(data: bytes | memoryview, expected: type[M], key: bytes) -> None:
+    """Check that ``key`` (32 bytes, Ed25519) signed these bytes as a document of type ``expected``.
+
+    Raises:
+        UntrustedError: the signature is not by this key.
+        WireError: the bytes are too short.
+    """
+    view = memoryview(data)
+    if len(view) <= SIGNATURE_BYTES:
+        raise WireError(f"{len(view)} bytes are too short for a signed {expected.__name__}")
+    verify(key, _purpose(expected), view[SIGNATURE_BYTES:], view[:SIGNATURE_BYTES])
+
+
+def peek_document(data: bytes | memoryview, expected: type[M]) -> M:
+    """Return the document WITHOUT checking its signature: only to read who should have signed it, before the check."""
+    return decode(memoryview(data)[SIGNATURE_BYTES:], expected)
+
+
+def _purpose(kind: type[object]) -> str:
+    return f"document/{kind.__name__}"

@@ -2,11 +2,11 @@
 
 - A state is (model, round): the model after the close of that round. It is immutable, and its digest names its bits.
 - All devices evaluate a recipe to the same bits. A device whose digest differs is *out of step* and takes a checkpoint.
-- A device holds the states that it needs, and those of them that a later recipe may name; `catching_up` decides which.
+- A device holds the states that it needs, and those of them that a later recipe may name; `recipes.catch_up` decides which.
 - The key chain has moved on, durably, before anything leaves that is masked with a round's keys. The keys are erased once
   the states of the round are durable.
 
-`recipes` evaluates, `states` are the values in memory, `catching_up` compares them with the retained steps, `store` holds
+`recipes` compares states with the retained steps and evaluates, `states` are the values in memory, `store` holds
 states and keys on disk, `checkpoints` seals a state for other devices and opens it. `private_values` holds the coordinates of
 a private segment, which are no part of any state. The package imports neither the runtime nor the transport.
 
@@ -14,7 +14,7 @@ Example: a device that holds state 6 of model 0 reads the step of round 7, appli
 
     >>> import numpy as np
     >>> from crypto.mask.schedule import VersionKey
-    >>> from edge_client.models.catching_up import catch_up
+    >>> from edge_client.models.recipes import catch_up
     >>> from edge_client.models.states import ModelStates
     >>> from shoal.protocol.states import StateRecipe, StateId, Step, Term
     >>> chain = VersionKey("reef", 1, bytes(32)).begin_run(bytes(16), first_round=1)

@@ -88,7 +88,7 @@ class ModelStates:
         """Return these states and the new ones that the recipes of ``step`` make.
 
         Args:
-            step: with the recipes that this device evaluates, see `edge_client.models.catching_up`.
+            step: with the recipes that this device evaluates, see `edge_client.models.recipes`.
             means: (d,), float32, unmasked, by the model of the recipe that adds it.
             keys: the keys of the step's round.
             span_of: the coordinates that a model's states have of an origin; all, unless models share weights: then the later

@@ -341,7 +341,7 @@ class StateStore:
         Args:
             states: all states to hold.
             applied: the newest round whose step is applied, or superseded by a checkpoint; 0 before the first.
-            waiting: rounds up to it whose keys stay, see `edge_client.models.catching_up.CatchUp`.
+            waiting: rounds up to it whose keys stay, see `edge_client.models.recipes.CatchUp`.
             taking: a later round, whose keys become pending in the same write.
             transcript: the run's transcript from now on; None leaves it as it is.
 

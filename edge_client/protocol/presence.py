@@ -1,7 +1,12 @@
-"""A device's presence: online when it connects, offline when it leaves, or through its MQTT will if the connection is lost.
+"""What a device sends besides its data: presences, its sealed upload, reminders and declines.
+
+Its presence is online when it connects, offline when it leaves, or through its MQTT will if the connection is lost.
 
 With its presence a device publishes its receiving keys, which the owner needs for the next delivery of secrets. The presence
 has the head of the run's transcript: the owner compares the heads of all devices.
+
+`Uplink` sends the sealed upload of a round, which is on disk before its first byte is sent and never changes. `ControlMessages`
+sends short messages on the topic of the uploads.
 """
 
 from __future__ import annotations
@@ -10,30 +15,37 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from crypto.seal.envelope import open_from_group, read_head, seal_to_group
-from crypto.seal.signed import sign_document
+from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
+from crypto.seal.identity import sign_document
 from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence, Resubscribe
+from edge_client.upload_pieces import pieces_of, stored
+from shoal import limits
 from shoal.errors import UntrustedError
-from shoal.protocol.channels import PRESENCE, RECEIVING
+from shoal.membership.roster import aggregator_of
+from shoal.protocol import channels
+from shoal.protocol.channels import PART, PRESENCE, RECEIVING, UPLOAD
 from shoal.protocol.chunking import parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import MOST_CONTRARY, Presence
+from shoal.protocol.messages import MOST_CONTRARY, Decline, Presence, Reminder
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.rivals import Witness
 from shoal.version import VERSION, WIRE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from crypto.seal.envelope import GroupKey
+    from crypto.seal.envelope import GroupKey, SealedMessage
+    from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session_io import Facts
-    from shoal.protocol.messages import Vitals
+    from shoal.protocol.channels import Channel
+    from shoal.protocol.documents import Member
+    from shoal.protocol.messages import Announcement, DeclineReason, Vitals
     from shoal.protocol.states import TranscriptHead
-    from shoal.transport.base import Will
+    from shoal.transport.base import Qos, Transport, Will
 
 SILENT_S: Final = 300.0
 """Longest time without any message until a device subscribes to announcement, notice and answers again: the broker may have
@@ -177,3 +189,199 @@ class Attendance:
 def _within(longest_s: float, facts: Facts) -> float:
     """Return a random time between half of ``longest_s`` seconds from now and all of it."""
     return facts.now_s + longest_s * (0.5 + 0.5 * facts.jitter)
+
+
+class ControlMessages:
+    """Sends declines and reminders on ``topic``, sealed to the aggregator and signed by the device."""
+
+    def __init__(self, membership: DeviceMembership, transport: Transport, topic: str) -> None:
+        self._membership = membership
+        self._transport = transport
+        self._topic = topic
+
+    def decline(self, announcement: Announcement, reason: DeclineReason) -> None:
+        """Send a decline for an announcement."""
+        member = self._membership
+        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, reason)
+        self._send(channels.DECLINE, note, announcement.round)
+
+    def remind(
+        self,
+        run_id: bytes,
+        round_: int,
+        upload: SealedMessage,
+        chunk_bytes: int,
+        turn: int,
+        *,
+        worker: Member | None = None,
+        topic: str = "",
+    ) -> None:
+        """Send a reminder of ``upload``; of a part, to ``worker`` at ``topic``. Other arguments are those of `Reminder`."""
+        member = self._membership
+        reminder = Reminder(
+            fleet=member.fleet,
+            device=member.name,
+            run_id=run_id,
+            round=round_,
+            transfer=upload.transfer_id,
+            digest=upload.signed,
+            size=len(upload.payload),
+            chunk_bytes=chunk_bytes,
+            turn=turn,
+        )
+        if worker is None:
+            self._send(channels.REMINDER, reminder, round_)
+        else:
+            self._send(channels.PART_REMINDER, reminder, round_, worker, topic)
+
+    def _send(
+        self, channel: Channel, note: Decline | Reminder, round_: int, to: Member | None = None, topic: str = ""
+    ) -> None:
+        member = self._membership
+        to = to or aggregator_of(member.roster)
+        head = channel.head(member.fleet, member.name, to.name)
+        parcel = seal_message_to_member(member.identity, to.seal_key, head, encode(note))
+        for chunk in split(parcel.payload, kind=channel.kind, round=round_, name=parcel.transfer_id):
+            self._transport.publish(topic or self._topic, chunk)
+
+
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+"""A residual; here it is only handed on."""
+
+
+class UploadFile(Protocol[R_contra]):
+    """Stores the upload of the current round; `edge_client.storage.pending_upload.PendingUploadFiles` is one."""
+
+    def save(
+        self,
+        mark: ReplayWatermark,
+        transfer: bytes,
+        sealed: bytes,
+        residual: R_contra | None = None,
+        private: bytes = b"",
+    ) -> None:
+        """Store an upload durably, with its residual and private values; once it was answered, ``sealed`` is empty."""
+
+
+class Unacknowledged:
+    """True while publishes are waiting for the broker's acknowledgement."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def __bool__(self) -> bool:
+        return self._transport.pending() > 0
+
+
+class Uplink(Generic[R]):
+    """One device's upload: sent to ``topic`` once, then only those chunks that the aggregator asks for.
+
+    The broker's acknowledgement of a chunk does not show that the aggregator has it, and costs both of them as much as a
+    small message. So the first transmission uses QoS 0 if all chunks of a fleet fit the aggregator's receive window: a broker
+    would hold none of them back at QoS 1 either (ADR 15). Retransmissions use QoS 1, so that the broker also stores them for
+    an aggregator that is offline.
+
+    Args:
+        files: stores the upload.
+        transport: sends its chunks.
+        notes: sends reminders.
+        topic: topic of the device's uploads.
+        part_topic: returns the topic of the device's parts to the worker with this number.
+        sealed: the upload stored before a restart; empty if absent.
+        residual: what the stored upload left, for the next one; None if there is nothing.
+
+    Attributes:
+        busy: true while the broker has not acknowledged all messages of the device.
+        residual: of the newest upload.
+        workers: of the run that the device follows; none if its uploads travel in one piece.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: UploadFile[R],
+        transport: Transport,
+        notes: ControlMessages,
+        topic: str,
+        part_topic: Callable[[int], str],
+        sealed: bytes,
+        residual: R | None = None,
+    ) -> None:
+        self._files = files
+        self._transport = transport
+        self.busy = Unacknowledged(transport)
+        self._notes = notes
+        self._topic = topic
+        self._part_topic = part_topic
+        self.workers: tuple[Member, ...] = ()
+        self._pieces: Sequence[SealedMessage] = pieces_of(sealed) if sealed else ()
+        self.residual = residual
+
+    def keep(
+        self,
+        mark: ReplayWatermark,
+        pieces: Sequence[SealedMessage],
+        residual: R | None = None,
+        private: bytes = b"",
+    ) -> None:
+        """Store an upload, its residual and the device's private values, durably and by one write.
+
+        Args:
+            mark: the replay watermark of its round.
+            pieces: the upload: the header's message first, then the parts to workers, if there are any.
+            residual: what the upload leaves.
+            private: the private values before and after its round.
+        """
+        self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual, private)
+        self._pieces, self.residual = pieces, residual
+
+    def forget(self, mark: ReplayWatermark, transfer: bytes, private: bytes = b"") -> None:
+        """Drop the bytes of an upload that was answered; its transfer id and the ``private`` values stay stored."""
+        if self._pieces:
+            self._files.save(mark, transfer, b"", None, private)
+            self._pieces, self.residual = (), None
+
+    def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:
+        """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
+        header, *parts = self._pieces
+        self._publish(self._topic, header, UPLOAD, mark, asked, devices)
+        if asked is None:
+            for worker, part in enumerate(parts):
+                self._publish(self._part_topic(worker), part, PART, mark, None, devices)
+
+    def send_part(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...]) -> None:
+        """Retransmit the chunks of one part that its worker asked for; do nothing for another transfer."""
+        for worker, part in enumerate(self._pieces[1:]):
+            if part.transfer_id == transfer:
+                self._publish(self._part_topic(worker), part, PART, mark, asked, 0)
+
+    def _publish(
+        self,
+        topic: str,
+        piece: SealedMessage,
+        channel: Channel,
+        mark: ReplayWatermark,
+        asked: tuple[int, ...] | None,
+        devices: int,
+    ) -> None:
+        chunks = split(
+            piece.payload,
+            kind=channel.kind,
+            round=mark.round,
+            chunk_bytes=self._transport.chunk_bytes,
+            indices=asked,
+            name=piece.transfer_id,
+        )
+        qos: Qos = channel.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
+        for chunk in chunks:
+            self._transport.publish(topic, chunk, qos=qos)
+
+    def remind(self, mark: ReplayWatermark, run_id: bytes, turn: int) -> None:
+        """Send a reminder; ``turn`` is the retransmission counter."""
+        size = self._transport.chunk_bytes
+        header, *parts = self._pieces
+        self._notes.remind(run_id, mark.round, header, size, turn)
+        for worker, (member, part) in enumerate(zip(self.workers, parts, strict=False)):
+            topic = self._part_topic(worker)
+            self._notes.remind(run_id, mark.round, part, size, turn, worker=member, topic=topic)

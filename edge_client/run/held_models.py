@@ -26,8 +26,8 @@ import numpy as np
 from crypto.mask.dense import behind_matrix
 from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
-from edge_client.models.catching_up import CatchUp, catch_up
 from edge_client.models.checkpoints import naming_sealer, open_checkpoint
+from edge_client.models.recipes import CatchUp, catch_up
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, Transcript

@@ -1,14 +1,19 @@
 """Device-side policy: refuse every announcement, assignment and mean that the owner's signed run plan does not allow.
 
 The checks read the plan's limits and its `Capabilities`, never the algorithm's name or settings.
+
+`open_plan` and `task_of` read the plan and the task of the owner's run packages.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from shoal.errors import UntrustedError
-from shoal.protocol.documents import RunPlan
+from crypto.mask.modes.registry import MODES
+from shoal.errors import IntegrityError, UntrustedError
+from shoal.membership.plans import open_plan as open_owners_plan
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import (
     SHARED_MODEL,
     STATISTICS_MODEL,
@@ -20,6 +25,10 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.states import MeanHeader, RoundModels, StateRecipe
+from shoal.task.bundle import TaskBundle
+
+if TYPE_CHECKING:
+    from edge_client.membership import DeviceMembership
 
 TRAINING_PHASES: Final = (Phase.TRAIN, Phase.TRIAL, Phase.ADAPT, Phase.PRETRAIN, Phase.STATISTICS)
 MEAN_RATIO: Final = 100.0
@@ -208,3 +217,57 @@ def _check_capabilities(assignment: Assignment, announcement: Announcement, plan
         raise UntrustedError("an order to compare models, which the plan does not allow")
     if assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
         raise UntrustedError("an order to keep a path of models, which the plan does not allow")
+
+
+def task_purpose(plan_digest: bytes) -> str:
+    """Return the purpose under which the owner seals a task to its devices."""
+    return f"task/{plan_digest.hex()}"
+
+
+def origins_purpose(run_id: bytes) -> str:
+    """Return the purpose under which the owner seals a run's origins to its devices."""
+    return f"origins/{run_id.hex()}"
+
+
+def owners_plan(package: bytes | memoryview, membership: DeviceMembership) -> RunPlan:
+    """Return the plan of a package after checking the owner's signature alone; see `check_followable` for the rest.
+
+    Raises:
+        UntrustedError: the plan is not signed by the owner.
+        WireVersionError: the run is in a wire version that this software does not speak.
+        WireError: the bytes are not a run package.
+    """
+    return open_owners_plan(decode(package, RunPackage).plan, membership.owner_key)
+
+
+def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
+    """Check that this device can follow a plan.
+
+    Raises:
+        UntrustedError: as `check_plan`.
+    """
+    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+
+
+def open_plan(package: bytes | memoryview, membership: DeviceMembership) -> RunPlan:
+    """Return the plan of a package that the owner signed and that this device can follow.
+
+    Raises:
+        UntrustedError: the plan is not signed by the owner, or this device can't follow it.
+        WireError: the bytes are not a run package.
+    """
+    plan = owners_plan(package, membership)
+    check_followable(plan, membership)
+    return plan
+
+
+def task_of(data: memoryview, plan: RunPlan) -> TaskBundle:
+    """Return the task bundle in ``data``.
+
+    Raises:
+        IntegrityError: it is not the task that the plan names.
+    """
+    bundle = TaskBundle.from_bytes(bytes(data))
+    if bundle.digest != plan.task_digest or bundle.segments != plan.mask_segments:
+        raise IntegrityError("the task is not the one that the run plan names")
+    return bundle

@@ -6,8 +6,8 @@
 - All files are private to the device's user; those that hold secrets or models have mode 0600.
 
 `state` is the directory, `pending_upload` the sealed upload of the current round, `scales` the scales of samples,
-`finished_models` the models of the last runs and the choice of the one that answers,
-`path_models` those above a device's cluster in CFL's tree.
+`finished_models` the models of the last runs, with those above the device's cluster in CFL's tree, and the choice of the one
+that answers.
 
 Example: in the final round the device writes its model first and its upload second, so that an acknowledged upload always
 has its model on disk.

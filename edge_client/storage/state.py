@@ -3,7 +3,7 @@
 - ``pending.0.bin`` and ``pending.1.bin``: the replay watermark and the sealed upload of its round, see `pending_upload`.
 - ``run.package``: the run that the device follows, with figures of its start in place of the origins.
 - ``refused.package``: a newer run that it can't do, without origins; `shoal-edge doctor` compares the samples with its task.
-- ``model.bin``: the newest model of its cluster. ``above-*.bin``: the models above it in cfl's tree.
+- ``model.bin``: the newest model of its cluster.
 - ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
 - ``run.told``: the id of the last run that was reported as finished.
 - ``finished/``: the models of the last finished runs, see `finished_models`.
@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.storage.pending_upload import PendingUploadFiles
-from shoal.errors import ConfigError, IntegrityError, ShoalError, reason_of
+from shoal.errors import IntegrityError, ShoalError, reason_of
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from shoal.util.files import free_bytes, read_private, write_atomic
 
 if TYPE_CHECKING:
-    from crypto.seal.replay import ReplayWatermark
-    from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
 
 RUN_FILE: Final = "run.package"
@@ -64,26 +62,12 @@ class OwnModel:
     theta: Float32Vector
 
 
-def write_model(path: Path, model: OwnModel, *, durable: bool) -> None:
-    """Write one model to a file atomically, and with ``durable`` also sync it."""
-    write_atomic(path, *model_bytes(model), durable=durable)
-
-
 def model_bytes(model: OwnModel) -> tuple[bytes, memoryview]:
     """Return the head and body of a model file, without a copy of theta on little-endian machines."""
     import numpy as np
 
     head = encode(ModelFile(model.run, model.run_id, model.round, model.cluster, len(model.theta)))
     return head, np.ascontiguousarray(model.theta, "<f4").view(np.uint8).data
-
-
-def read_model(path: Path) -> OwnModel:
-    """Return the model that `write_model` wrote.
-
-    Raises:
-        IntegrityError: the file is damaged.
-    """
-    return parse_model(read_private(path), path)
 
 
 def parse_model(data: bytes, path: Path) -> OwnModel:
@@ -144,7 +128,7 @@ class DeviceState:
 
     def save_model(self, model: OwnModel, *, durable: bool) -> None:
         """Store the model of the device's own cluster."""
-        write_model(self.directory / MODEL_FILE, model, durable=durable)
+        write_atomic(self.directory / MODEL_FILE, *model_bytes(model), durable=durable)
 
     def load_model(self) -> OwnModel:
         """Return the newest model.
@@ -157,18 +141,7 @@ class DeviceState:
             raise IntegrityError(
                 f"{path} does not exist: this device has no model yet", hint="let it take part in a run"
             )
-        return read_model(path)
-
-    def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
-        """Whether the watermark is in the final round of ``plan``, but the final model is missing or damaged on disk."""
-        final = plan.recipe.rounds + 1
-        if (mark.run, mark.round) != (plan.run, final):
-            return False
-        try:
-            model = self.load_model()
-        except (ConfigError, IntegrityError):
-            return True
-        return (model.run_id, model.round) != (plan.run_id, final)
+        return parse_model(read_private(path), path)
 
     def save_status(self, status: dict[str, Any]) -> None:
         """Write figures for people and other programs; the device itself does not depend on them."""

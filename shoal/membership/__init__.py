@@ -6,7 +6,7 @@
 - A device's grant is sealed to a receiving key, which the device erases once the grant is stored.
 
 `grants` makes and opens cards and grants, `directory` stores a party's keys, grant and newest roster, `roster` checks a
-roster, `roster_delta` sends a change instead of a whole roster, `tokens` proves a one-time enrolment token, and
+roster, or sends a change of it, `tokens` proves a one-time enrolment token, and
 `statements` signs and certifies the states of models.
 
 Joining by file: a device's ``init`` writes keys and a card (`make_identity`); the owner's ``add-device`` signs a roster

@@ -1,6 +1,6 @@
 """Backups of a party's directory: its files as one message, the note of the newest backup, and the check of it for `doctor`.
 
-The owner encrypts the message (`shoal.owner.keys.backup`); the aggregator writes it with a checksum.
+The owner encrypts the message (`shoal.owner.keys.vault`); the aggregator writes it with a checksum.
 
 Example: ``files_of(directory, "*.key")`` yields the keys of a backup; ``write_files(backup, target)`` writes them again.
 """
@@ -15,9 +15,9 @@ from typing import Final
 
 from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.codec import U32, U64, decode, encode, message
-from shoal.util.checks import Check, ok
-from shoal.util.console import say, say_json
+from shoal.util.console import Check, ok, say, say_json, second, span
 from shoal.util.files import (
+    LOCK_FILE,
     named,
     private_directory,
     read_failed,
@@ -26,8 +26,6 @@ from shoal.util.files import (
     write_atomic,
     write_private,
 )
-from shoal.util.locks import LOCK_FILE
-from shoal.util.times import second, span
 
 LAST_FILE: Final = "backup.last"
 BACKUP_VERSION: Final = 1

@@ -22,17 +22,23 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group
-from crypto.seal.identity import Identity
+from crypto.seal.identity import Identity, open_document
 from crypto.seal.receiving import ReceivingSecrets
-from crypto.seal.signed import open_document
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, WireError
 from shoal.membership.grants import DEVICE_ROLE, make_card, open_grant, open_renewal, peek_grant
 from shoal.membership.roster import MOST_DIGITS, RosterForkError, digest_of, has_expired, open_roster
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant, Roster
 from shoal.protocol.messages import Sealed
-from shoal.util.files import check_directory, named, private_directory, read_private, write_atomic, write_private
-from shoal.util.locks import exclusive
+from shoal.util.files import (
+    check_directory,
+    exclusive,
+    named,
+    private_directory,
+    read_private,
+    write_atomic,
+    write_private,
+)
 
 LOG = logging.getLogger("shoal.membership")
 KEY_FILE: Final = "identity.key"

@@ -15,10 +15,9 @@ from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.directory import ROSTER_FILE
 from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.util.checks import Check, checked, ok
+from shoal.util.console import Check, checked, ok, second, span
 from shoal.util.files import check_directory, check_own, free_bytes, read_failed
 from shoal.util.own_packages import ADVICE, rivals
-from shoal.util.times import second, span
 
 if TYPE_CHECKING:
     from shoal.membership.directory import Membership

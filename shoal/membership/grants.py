@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from crypto.seal.envelope import SealError, is_from, open_from_member, read_head, seal_to_member
-from crypto.seal.identity import Identity, check_seal_key, fingerprint
+from crypto.seal.identity import Identity, check_seal_key, fingerprint, open_document, peek_document, sign_document
 from crypto.seal.receiving import ReceivingSecrets
-from crypto.seal.signed import open_document, peek_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.roster import MOST_DIGITS
 from shoal.protocol.channels import GRANT

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from crypto.seal.identity import SIGNATURE_BYTES
-from crypto.seal.signed import open_document
+from crypto.seal.identity import SIGNATURE_BYTES, open_document
 from shoal.errors import WireError, WireVersionError
 from shoal.protocol.documents import RunPlan, wire_of
 from shoal.version import VERSION, WIRE

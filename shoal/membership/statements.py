@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import check_document, peek_document, sign_document
+from crypto.seal.identity import Identity, check_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, UsageError
 from shoal.protocol.documents import Roster
 from shoal.protocol.states import HeldState, StateCertificate, Statement

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head, seal_to_group
-from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.signed import open_document, peek_document, sign_document
+from crypto.seal.identity import Identity, fingerprint, open_document, peek_document, sign_document
 from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, make_card, open_card
 from shoal.protocol.channels import ENROLMENT

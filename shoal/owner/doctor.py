@@ -15,8 +15,7 @@ from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.unlock import open_fleet
 from shoal.owner.keys.vault import is_under_passphrase
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.util.checks import Check, checked, ok
-from shoal.util.console import counted
+from shoal.util.console import Check, checked, counted, ok
 from shoal.version import versions
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.util.console import second
 from shoal.util.files import write_atomic
-from shoal.util.times import second
 
 MOST_RUNS: Final = 12
 """Runs on one page; the first ones are shown."""

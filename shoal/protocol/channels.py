@@ -5,7 +5,7 @@ device publishes uploads, declines and reminders to ``d/{device}/up``. So topic 
 (`channel_at`), and a receiver refuses a message whose sealed purpose is that of another channel.
 
 Senders take the topic, the chunk kind and the envelope's head from here, receivers their subscriptions and limits. The
-tables in docs/wire-format.md (`shoal.report.channel_tables`) and the broker's access list (`shoal.owner.broker.config`) are
+tables in docs/wire-format.md (`docs/channel_tables.py`) and the broker's access list (`shoal.owner.broker.config`) are
 generated from it. A new channel is therefore one row, and the broker admits exactly its sender and its receivers.
 
 Example: the row DECLINE says that a device publishes a `Decline`, sealed to the aggregator, to its own ``up`` topic.

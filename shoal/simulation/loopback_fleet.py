@@ -20,16 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.membership import AggregatorMembership
-from aggregator.notices import NoticeBoard
 from aggregator.numerics.backend import Backend
 from aggregator.owner_requests import OwnerRequests
+from aggregator.publisher import NoticeBoard
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
-from aggregator.shards.local_link import LocalLink
 from aggregator.shards.membership import WorkerMembership
-from aggregator.shards.worker import WorkerService, worker_presence
-from aggregator.storage.owner_orders import OwnerOrders
-from aggregator.storage.signed_runs import RunFiles
+from aggregator.shards.worker import LocalLink, WorkerService, worker_presence
+from aggregator.storage.signed_runs import OwnerOrders, RunFiles
 from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from aggregator import membership as aggregator_membership
 from aggregator.shards import membership as worker_membership
-from aggregator.storage.run_status import read_last_record, read_records, rounds_closed
+from aggregator.storage.store import read_last_record, read_records, rounds_closed
 from edge_client import membership as enrolment
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError

@@ -1,7 +1,14 @@
-"""Console conventions of all programs: data on stdout, the rest on stderr, --json for one JSON object, --debug for tracebacks."""
+"""Console conventions of all programs: data on stdout, the rest on stderr, --json for one JSON object, --debug for tracebacks.
+
+Times are shown in UTC.
+
+The ``doctor`` commands show a line for each `Check`, with exit status 10 if one fails. Example: ``checked("disk", check)`` is a
+failure with the error's text and hint if ``check`` raises a `ShoalError`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -9,15 +16,42 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TextIO
 
-from shoal.errors import ConfigError, ShoalError, UsageError
+from shoal.errors import ConfigError, ShoalError, UsageError, reason_of
 from shoal.util import telemetry
 from shoal.util.own_packages import DISTRIBUTION, check_packages
 
 if TYPE_CHECKING:
     from typer import Typer
+
+
+def day(at_s: int) -> str:
+    """Return the date of a unix time in seconds, UTC: 2026-11-22."""
+    return time.strftime("%Y-%m-%d", time.gmtime(at_s))
+
+
+def span(seconds: int) -> str:
+    """Return a time span in its two largest units: 45 s, 7 min, 2 h 5 min, 3 d 4 h."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        parts = [f"{days} d", f"{hours % 24} h" if hours % 24 else ""]
+    elif hours:
+        parts = [f"{hours} h", f"{minutes % 60} min" if minutes % 60 else ""]
+    else:
+        parts = [f"{minutes} min" if minutes else f"{seconds} s"]
+    return " ".join(part for part in parts if part)
+
+
+def second(at_s: int) -> str:
+    """Return unix seconds in ISO 8601, UTC: 2026-11-22T16:27:10Z; a time out of `time.gmtime`'s range as the number."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+    except (OverflowError, OSError, ValueError):
+        return f"second {at_s}"
+
 
 SCHEMA: Final = 1
 # 128 plus the number of SIGINT or SIGPIPE, as shells report a program that the signal has ended.
@@ -264,3 +298,54 @@ def _report(error: ShoalError, *, as_json: bool) -> None:
     if isinstance(error, OutputError):
         _forget_output()
     note_error(error)
+
+
+EXIT_UNHEALTHY: Final = 10
+"""Exit status of a program that has found a failure; nothing is wrong with the call itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: one word.
+        result: ``warning`` if everything works, but may not for long or not as well as it could.
+        detail: the finding.
+        advice: the next step for the operator; empty if absent.
+    """
+
+    name: str
+    result: Literal["ok", "warning", "failure"]
+    detail: str
+    advice: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    """Return a check that has found nothing wrong."""
+    return Check(name, "ok", detail)
+
+
+def checked(name: str, check: Callable[[], Check]) -> Check:
+    """Return the result of ``check``; a failure if it raises an expected error."""
+    try:
+        return check()
+    except ShoalError as error:
+        return Check(name, "failure", reason_of(error), error.hint)
+
+
+def report(checks: Sequence[Check], *, as_json: bool) -> None:
+    """Print the checks, then end the program with EXIT_UNHEALTHY if one has failed.
+
+    Raises:
+        SystemExit: a check has failed.
+    """
+    if as_json:
+        say_json({"checks": [dataclasses.asdict(check) for check in checks]})
+    else:
+        for check in checks:
+            say(f"{check.result:7}  {check.name}: {check.detail}")
+            if check.advice:
+                say(f"         hint: {check.advice}")
+    if any(check.result == "failure" for check in checks):
+        sys.exit(EXIT_UNHEALTHY)

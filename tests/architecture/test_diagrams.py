@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from aggregator.rounds import phases
-from aggregator.rounds.phases import RunPhase
+from aggregator.rounds import state as rounds
+from aggregator.rounds.state import RunPhase
 from aggregator.uploads import states
 from aggregator.uploads.states import UploadState
 from edge_client.protocol import round_state
@@ -21,7 +21,7 @@ def of_uploads():
 
 
 def of_phases():
-    changes = [(a.value, b.value, label) for (a, b), label in phases.TRANSITIONS.items()]
+    changes = [(a.value, b.value, label) for (a, b), label in rounds.TRANSITIONS.items()]
     return [*changes, (RunPhase.FINISHED.value, "[*]", "")]
 
 
@@ -32,7 +32,7 @@ def of_rounds():
 
 TABLES = {
     "aggregator.uploads.states": (UploadState.RECEIVING.value, of_uploads),
-    "aggregator.rounds.phases": (RunPhase.GATHERING.value, of_phases),
+    "aggregator.rounds.state": (RunPhase.GATHERING.value, of_phases),
     "edge_client.protocol.round_state": (Stage.IDLE.name.lower(), of_rounds),
 }
 

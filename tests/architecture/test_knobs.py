@@ -37,7 +37,7 @@ from shoal.owner.keys.run_list import summary
 from shoal.owner.runs.plan import draft_plan
 from shoal.protocol.codec import encode
 from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import sign_document
 from tests.helpers.run_places import RunPlace
 from tests.helpers.tasks import logistic_bundle
 import typer

@@ -17,21 +17,20 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
+from docs import channel_tables
 from edge_client import membership as edge_membership
 from edge_client import upload_pieces
 from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
-from edge_client.storage import pending_upload, personal_choice, residual, scales, state
+from edge_client.storage import pending_upload, residual, scales, state
 from shoal import limits
 from shoal.membership import tokens as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
-from shoal.owner.keys import versions as owner_versions
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, messages, recipe, requests, shards, states
+from shoal.protocol import codec, documents, enrolment, jobs, messages, recipe, requests, shards, states
 from shoal.protocol.channels import CHANNELS
-from shoal.report import channel_tables
 from tests.helpers.receiving import RECEIVING
 from tests.helpers.trees import ROOT
 
@@ -80,12 +79,12 @@ def test_page_lists_every_message_in_order():
         requests,
         states,
         shards,
+        jobs,
         upload_pieces,
         pending_upload,
         state,
         finished,
         fresh_start,
-        personal_choice,
         scales,
         private_values,
         residual,
@@ -94,7 +93,6 @@ def test_page_lists_every_message_in_order():
         vault,
         owner_receiving,
         edge_membership,
-        owner_versions,
     )
 
 
@@ -203,12 +201,12 @@ def test_an_enrolment_is_what_the_page_says():
 
 
 def test_the_page_has_the_table_of_channels():
-    """`python -m shoal.report.channel_tables --write` makes it again."""
+    """`python -m docs.channel_tables --write` makes it again."""
     assert f"{channel_tables.BEGIN}\n{channel_tables.block()}\n{channel_tables.END}" in PAGE
     assert f"fetches at most {limits.FIRST_PACKAGE_BYTES:,} bytes" in PAGE
 
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, requests, shards, states).values()}
+    known = {name for name, _ in registered(documents, messages, enrolment, jobs, requests, shards, states).values()}
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

@@ -13,8 +13,9 @@ class Block:
 sys.meta_path.insert(0, Block())
 from pathlib import Path
 import numpy as np
-import edge_client.serving, edge_client.daemon, edge_client.cli
-from edge_client import inference, personalise
+import edge_client.program, edge_client.daemon, edge_client.cli
+from edge_client import inference
+from edge_client.run import finishing
 from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose
 from tests.helpers.fleets import grouped_data, make_fleet, names
@@ -28,8 +29,8 @@ assert [r["contributed"] for r in records] == [2, 2, 2], records
 data = grouped_data(2)[names(2)[0]]
 np.savez(root / "d.npz", x=data.x, y=data.y)
 assert len(inference.predict(folder, root / "d.npz")) == len(data.y)
-personalise.os.setpriority = lambda *arguments: None
-model, choice = personalise.personalise(EdgeConfig(folder, root / "d.npz"))
+finishing.os.setpriority = lambda *arguments: None
+model, choice = finishing.personalise(EdgeConfig(folder, root / "d.npz"))
 assert model.run == 1, model
 checks = {c.name: c for c in diagnose(EdgeConfig(folder, folder, broker="mqtt://127.0.0.1:1"), with_data=False)}
 assert checks["executor"].result == "ok", checks

@@ -29,7 +29,7 @@ MAKERS = {
     ("aggregator/status/versions.py", "left_out"): "device",
     ("aggregator/run_log.py", "awaited_keys"): "problem",
     ("edge_client/learning/executor/trial.py", "failure"): "command",
-    ("shoal/util/open_files.py", "raise_open_files_limit"): "log",
+    ("shoal/util/process.py", "raise_open_files_limit"): "log",
 }
 """Functions that yield, append or return texts for warnings, alone or before the advice, and the kind of these texts."""
 

@@ -17,7 +17,7 @@ from shoal.protocol.recipe import Recipe
 from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, start_broker
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.fleets import FULL_BATCH, grouped_data
 from tests.helpers.tasks import logistic_bundle
 

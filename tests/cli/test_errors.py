@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.cli.conftest import BROKER
 from tests.helpers.trees import python
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.storage.store import Store
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import sign_document
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed

@@ -11,7 +11,7 @@ from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import OwnModel
 from shoal.task.data_declaration import DataDeclaration
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()

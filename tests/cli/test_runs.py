@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
-from crypto.seal.identity import Identity
-from crypto.seal.signed import open_document
+from crypto.seal.identity import Identity, open_document
 from edge_client.models.checkpoints import CONTENT_LABEL
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.masks import run_chain
@@ -16,7 +15,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.recipe import Setting
 from shoal.task.manifest import Parameter
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 

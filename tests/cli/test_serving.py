@@ -8,14 +8,14 @@ import json
 import numpy as np
 import pytest
 
-from aggregator.rounds.events import RoundRecord
+from aggregator.rounds.state import RoundRecord
 from aggregator.storage.store import Store
 from edge_client.status import status_lines
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.owner.task_compiler.signed import read_signed
 from shoal.protocol.recipe import Recipe
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
 

@@ -9,7 +9,7 @@ import numpy as np
 from aggregator.rounds.engine import Engine
 from aggregator.rounds.held_models import HeldModels, offers_of
 from aggregator.rounds.relay import States, settle
-from aggregator.storage.upload import OpenedUpload, UploadRef
+from aggregator.storage.store import OpenedUpload, UploadRef
 from aggregator.strategies.base import ClientUpdate, contribution_of, in_order, norm_of, starts_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.strategies.robust import RobustMean

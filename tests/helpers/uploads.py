@@ -7,8 +7,8 @@ import numpy as np
 
 from aggregator.inbound import Inbound
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import CameOnline, OpenRound
 from aggregator.rounds.snapshot import dump
+from aggregator.rounds.state import CameOnline, OpenRound
 from aggregator.storage.store import Store
 from aggregator.strategies.registry import make_strategy
 from aggregator.uploads.uploads import Uploads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
-from aggregator.storage.run_status import read_records
+from aggregator.storage.store import read_records
 from edge_client import enrolment as joining
 from edge_client.membership import DeviceMembership
 from shoal.errors import NotEnrolledError

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from aggregator.storage.run_status import read_records
+from aggregator.storage.store import read_records
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.membership import AggregatorMembership
-from aggregator.storage.run_status import read_last_record
+from aggregator.storage.store import read_last_record
 from edge_client.membership import DeviceMembership
 from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.storage.state import DeviceState

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.storage.run_status import read_records
+from aggregator.storage.store import read_records
 from crypto.mask.derivation import derive
 from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.modes import registry

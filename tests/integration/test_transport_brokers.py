@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aggregator.shards.own_presence import witness
+from aggregator.shards.membership import witness
 from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.errors import UsageError, WireError

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.bipartition import bipartition
-from aggregator.numerics.similarity import cosine_matrix
 from crypto.mask.derivation import MaskContext, MaskKey, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.modes.registry import MODES

@@ -19,8 +19,8 @@ from crypto.mask.kdf import SECRET_BYTES, expand
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.identity import Identity
-from edge_client.models.catching_up import catch_up
 from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
+from edge_client.models.recipes import catch_up
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import FOLDER, StateStore
 from shoal.errors import IntegrityError, ShoalError, UntrustedError

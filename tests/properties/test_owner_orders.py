@@ -5,8 +5,16 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aggregator.rounds.events import CameOnline, DeadlinePassed, OpenRound, Ordered, RoundClosed, WentOffline
-from aggregator.rounds.orders import Order, newest
+from aggregator.rounds.state import (
+    CameOnline,
+    DeadlinePassed,
+    OpenRound,
+    Order,
+    Ordered,
+    RoundClosed,
+    WentOffline,
+    newest,
+)
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")

@@ -99,7 +99,6 @@ NAMES_OF = [
     "device's pending.0.bin",
     "device's run.package",
     "device's model.bin",
-    "device's above-00001.bin",
     "device's finished/list.bin",
     "device's finished/rollback.bin",
     "device's personal choice",

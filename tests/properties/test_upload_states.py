@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aggregator.rounds.events import DeadlinePassed
+from aggregator.rounds.state import DeadlinePassed
 from aggregator.uploads.states import ANSWERED, UploadState
 from shoal.errors import ShoalError
 from shoal.protocol.messages import Action

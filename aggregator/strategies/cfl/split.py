@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_matrix
 from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipartition, bipartition
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.cfl.state import CflSettings, Cut
 

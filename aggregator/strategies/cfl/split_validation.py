@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.trimmed import FEWEST_TRIMMED, FIGURE_STEP, inner, winsorised
+from aggregator.numerics.robust import FEWEST_TRIMMED, FIGURE_STEP, inner, winsorised
 from aggregator.strategies.base import STANDS_APART, ClientUpdate, ClusterModel, Event, train_assignment
 from shoal.protocol.messages import Assignment, Phase, Share
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from aggregator.numerics.bipartition import LINKAGES
-from aggregator.strategies.base import ClusterModel, Event, require
+from aggregator.strategies.base import ClusterModel, Event, StrategySettings, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
 from aggregator.strategies.cfl.tree import Node
-from aggregator.strategies.settings import StrategySettings
 from shoal.protocol.documents import Capabilities, RunPlan
 
 ROOT = 0

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from aggregator.numerics.parted import plain_mean_of
-from aggregator.strategies.base import ClusterModel, require, starts_of
+from aggregator.strategies.base import AUTO, ClusterModel, StrategySettings, require, starts_of
 from aggregator.strategies.grouping.search import MOST_FOUND, SearchState
-from aggregator.strategies.settings import AUTO, StrategySettings
 from shoal import limits
 from shoal.protocol.documents import Capabilities
 

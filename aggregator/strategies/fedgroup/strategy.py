@@ -7,7 +7,7 @@ Alg. 2 has it (``start = origin``). RCC draws the directions from the updates in
 
 Training (Alg. 2): a cohort is drawn. Devices in it that belong to no group are placed first, in a round of their own. Then the
 whole cohort trains, each device its group's model, and every group runs FedAvg by itself (lines 5 to 7); the model of an
-empty group does not change (line 12). Inter-group aggregation (lines 16 to 19, intergroup.py) is off unless ``eta_g`` is
+empty group does not change (line 12). Inter-group aggregation (lines 16 to 19) is off unless ``eta_g`` is
 set. The auxiliary global model is the mean of the groups'; a device that never joined a group ends with it.
 
 Placement (Eq. 9): a newcomer pre-trains from w_0 and joins the group whose direction has the highest cosine with its update.
@@ -20,19 +20,39 @@ mean. RAC sends newcomers to a group at random.
 Beyond the paper: ``groups = auto`` finds the number of groups and repeats the cold start until they are clear
 (aggregator.strategies.grouping). A group of fewer than ``min_contributors`` cold devices joins the one of the nearest direction,
 since its model could not move. Where a mean needs more than one device, groups take turns under partial participation.
+
+Inter-group aggregation (Alg. 2, lines 16 to 19): each group's model w_j becomes w_j + eta_g sum over l != j of w_l / |w_l|:
+whole models, not offsets. With w_j = a_j origin + unmask(O_j) the sum is taken on the scales a_j and on the masked offsets O_j
+by themselves, so the aggregator needs no origin, only the lengths |w_l|, which masks and origins hide from it. Devices report
+the length of the model that they have trained, |w_l + delta_i|. With weights p_i, and since the mean of squares is the square
+of the mean and the variance,
+
+    |w_l + mean delta|^2 = sum p_i |w_l + delta_i|^2 - sum p_i |delta_i|^2 + |mean delta|^2
+
+which is exactly the length after the intra-group update. A group that did not move this round counts with its last known
+length (inter-group aggregation may have changed it since), and not at all without one.
+
+Devices may report false lengths. All devices of a group start from one model, so a true length differs from the model's by no
+more than the device's own update is long: the medians of these bounds limit every report, and change no true one while most
+are true. A group of absurd length adds nothing to the others' models. A length near zero gives its group a huge share of them.
+If a resulting model is one that devices would refuse (`fits`), no group is changed by inter-group aggregation in this round.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_matrix, products
+from aggregator.numerics.clustering import complete_linkage, kmeans
+from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.silhouette import join_small
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.base import (
+    AUTO,
     ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
@@ -45,23 +65,154 @@ from aggregator.strategies.base import (
     evaluates,
     final_assignment,
     mean_update,
+    norm_of,
     parse_settings,
     place_assignment,
     require,
     require_one_origin,
     require_proximal,
     retained,
+    starts_of,
     train_assignment,
+    weights_of,
 )
 from aggregator.strategies.discrepancy import discrepancy
 from aggregator.strategies.drawing import drawn_in_turn
-from aggregator.strategies.fedgroup import intergroup
-from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
 from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
 from aggregator.strategies.grouping.search import Search, SearchState, retained_search
-from aggregator.strategies.settings import AUTO
+from shoal.errors import IntegrityError
+from shoal.limits import MAX_SCALE, MIN_WEIGHT
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
+from shoal.types import Float32Vector
+
+
+def length_after(
+    given: list[ClientUpdate], before: ClusterModel, after: ClusterModel, weighting: str, cap: float = 0.0
+) -> float:
+    """Return the l2 norm of a group's model after its intra-group update.
+
+    Args:
+        given: the updates whose mean moved ``before`` to ``after``, each with ``model_norm``.
+        before: the group's slot when the round began.
+        after: the same, moved.
+        weighting: samples or uniform, as the mean was weighted.
+        cap: the weight cap of that mean.
+
+    Raises:
+        IntegrityError: a contribution lacks the norm of the trained model.
+    """
+    missing = [c.device for c in given if not c.model_norm]
+    if missing:
+        raise IntegrityError(f"{missing[0]} did not report the norm of its model, which eta_g needs")
+    weights = weights_of(given, weighting, cap)
+    lengths, norms = np.array([c.model_norm for c in given]), np.array([c.norm for c in given])
+    lengths = np.clip(lengths, np.median(lengths - norms) - norms, np.median(lengths + norms) + norms)
+    squares = lengths**2 - norms**2
+    assert after.offset is not None
+    step = norm_of(after.offset if before.offset is None else after.offset - before.offset)
+    return math.sqrt(max(float(np.average(squares, weights=weights)) + step**2, 0.0))
+
+
+def aggregate(
+    slots: tuple[ClusterModel, ...], lengths: tuple[float, ...], eta: float, round_: int
+) -> tuple[ClusterModel, ...]:
+    """Return the groups' models after inter-group aggregation.
+
+    Args:
+        slots: after the intra-group update.
+        lengths: the models' l2 norms; 0 where unknown: such a group adds to no other.
+        eta: eta_g.
+        round_: becomes the slots' version.
+    """
+    return tuple(_plus_others(slots, lengths, j, eta, round_) for j in range(len(slots)))
+
+
+def fits(slot: ClusterModel, longest: float) -> bool:
+    """Whether devices take such a model: its weights in bounds, its offset finite and not longer than ``longest``."""
+    return slot.scale + sum(weight for weight, _ in slot.others) <= MAX_SCALE and slot.norm <= longest
+
+
+def _plus_others(
+    slots: tuple[ClusterModel, ...], lengths: tuple[float, ...], j: int, eta: float, round_: int
+) -> ClusterModel:
+    own = slots[j]
+    # A recipe can't have a smaller weight, and it would change nothing: the length is false or absurd.
+    lengths = tuple(length if length and eta / length >= MIN_WEIGHT else 0.0 for length in lengths)
+    others = [(s, eta / length) for i, (s, length) in enumerate(zip(slots, lengths, strict=True)) if i != j and length]
+    if not others:
+        return own
+    starts = starts_of([(1.0, own), *((share, s) for s, share in others)])
+    scale = starts.pop(own.origin)
+    moved = dataclasses.replace(
+        own, scale=scale, others=tuple((weight, number) for number, weight in starts.items()), version=round_
+    )
+    extra: Float32Vector | None = None
+    for s, share in others:
+        if s.offset is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # a length near 0 may overflow: `fits` checks
+                piece = s.offset * np.float32(share)
+                extra = piece if extra is None else extra + piece
+    if extra is None:
+        return moved
+    with np.errstate(over="ignore", invalid="ignore"):
+        return moved.moved(extra, min(s.contributors for s, _ in others if s.offset is not None), round_)
+
+
+FEWEST_FOR_MADC = 3
+"""Eq. 7 divides by n - 2."""
+
+
+def fewest_updates(groups: int, measure: str) -> int:
+    """Return how many pre-training updates the measure needs to tell ``groups`` groups apart."""
+    return max(groups, 2, FEWEST_FOR_MADC if measure == "madc" else 0)
+
+
+def group_updates(
+    rows: list[Float32Vector], groups: int, measure: str, seed: int, backend: Backend | None = None
+) -> NDArray[np.intp]:
+    """Return the group of every pre-training update (fedgroup Alg. 3, lines 7 to 14).
+
+    Args:
+        rows: n updates (d,), float32, masked or not; at least `fewest_updates` of them.
+        groups: m.
+        measure: ``edc``: k-means++ on the cosines to the m top singular directions (Eq. 8); ``madc``: complete linkage
+            on the mean absolute differences of cosines (Eq. 7).
+        seed: of k-means.
+        backend: computes dot products and distances; numpy when absent.
+
+    Returns:
+        shape (n,), intp, numbered by first appearance; fewer than m numbers where there are fewer different updates.
+    """
+    if measure == "madc":
+        return complete_linkage(madc(cosine_matrix(rows, backend=backend), backend=backend), groups)
+    return kmeans(edc(rows, groups, backend=backend), groups, seed)
+
+
+def random_centres(rows: list[Float32Vector], groups: int, seed: int) -> list[int]:
+    """Return the places of ``groups`` different updates drawn as centres: the ablation RCC of fedgroup section IV-B."""
+    return sorted(np.random.default_rng([seed, groups]).choice(len(rows), groups, replace=False).tolist())
+
+
+def nearest_directions(
+    rows: list[Float32Vector], directions: list[Float32Vector], backend: Backend | None = None
+) -> list[int]:
+    """Return for every update the direction of highest cosine (fedgroup Eq. 9, for both measures of the cold start).
+
+    Args:
+        rows: n updates (d,), float32.
+        directions: the groups' (d,), float32, under the same mask.
+        backend: computes dot products; numpy when absent.
+
+    Returns:
+        n places in ``directions``; the first of equals.
+    """
+    found = products(rows, directions, backend=backend)
+    lengths = np.array([norm_of(v) for v in directions])
+    # The update's own length is common to all its cosines.
+    cosines = np.divide(found, lengths, out=np.zeros_like(found), where=lengths > 0)
+    return [int(j) for j in cosines.argmax(axis=1)]
+
 
 Step = tuple[FedGroupState, tuple[Event, ...]]
 
@@ -275,8 +426,8 @@ class FedGroup:
                 known if after is before else self._length_after(mine, before, after)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
             )
-            added = intergroup.aggregate(slots, lengths, self.settings.eta_g, round_)
-            if all(intergroup.fits(s, self.run.recipe.norm_limit * round_) for s in added):
+            added = aggregate(slots, lengths, self.settings.eta_g, round_)
+            if all(fits(s, self.run.recipe.norm_limit * round_) for s in added):
                 slots = added
             else:
                 events += (Event(round_, "intergroup-refused", {"lengths": list(lengths)}),)
@@ -285,7 +436,7 @@ class FedGroup:
         return dataclasses.replace(state, slots=slots, clusters=clusters, lengths=lengths), events
 
     def _length_after(self, given: list[ClientUpdate], before: ClusterModel, after: ClusterModel) -> float:
-        return intergroup.length_after(given, before, after, self.run.recipe.weighting, self.run.recipe.weight_cap)
+        return length_after(given, before, after, self.run.recipe.weighting, self.run.recipe.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model.

@@ -173,7 +173,7 @@ def simulate(
         title = chosen.title if scenario is None else chosen.scenarios[scenario]["title"]
         report(f"{chosen.id}: {title} ({chosen.paper}); seed {seed}, mask {mask}", results)
     if plot is not None:
-        from shoal.report.plot import plot as draw
+        from shoal_lab.experiments.figures import plot as draw
 
         kept = _done(draw, results, plot, chosen.figure) and kept
     if page is not None:

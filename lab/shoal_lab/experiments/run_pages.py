@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aggregator.rounds.cosines import sampled_cosines
+from aggregator.rounds.closing import sampled_cosines
 from aggregator.rounds.state import cluster_losses
 from shoal.page.history import RunHistory
 from shoal.page.page import MOST_RUNS, write_still

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.report import record
-from shoal.report.pages import put_between
 from shoal_lab.experiments import registry
 from shoal_lab.experiments.common.paper import unlike_a_fleet
+from shoal_lab.experiments.pages import put_between
 
 ROOT: Final = Path(__file__).parents[3]
 RESULTS: Final = ROOT / "results"

@@ -15,15 +15,12 @@ from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
-from shoal.owner.cli.options import Directory
-from shoal.owner.cli.pairs import data_words, pairs, private_words, whole
-from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.cli.pairs import Directory, broker_users, data_words, pairs, private_words, whole
 from shoal.owner.keys.unlock import ask, open_fleet
 from shoal.owner.keys.vault import ROSTER_FILE, is_under_passphrase
-from shoal.util.console import add_version, note, run_program, say, say_json, say_result
+from shoal.util.console import add_version, day, note, run_program, say, say_json, say_result, second
 from shoal.util.options import AsJson, new_app
 from shoal.util.progress import working
-from shoal.util.times import day, second
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import NotReadyError, UsageError
-from shoal.owner.cli.options import Directory
 from shoal.owner.keys.settings import settings_of
+from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json, say_result
 from shoal.util.options import AsJson
@@ -33,7 +33,7 @@ def list_(
     The broker holds the models of a finished run until the next run begins.
     """
     from shoal.owner.keys.run_list import signed_plans
-    from shoal.owner.models.connection import read_models
+    from shoal.owner.models.reader import read_models
 
     fleet = open_fleet(directory)
     reader = read_models(fleet, settings_of(directory).silence, note, run=None)
@@ -122,8 +122,8 @@ def get(
     Devices have sealed the models in the final round, and at least --min-contributors devices have signed each.
     """
     from edge_client.learning.statistics import scale_doubt
-    from shoal.owner.models.connection import read_models
     from shoal.owner.models.files import LIST_FILE, check_folder, files_of, scale_of, write_models
+    from shoal.owner.models.reader import read_models
 
     fleet = open_fleet(directory)
     check_folder(fleet.path, out, force=force)
@@ -164,8 +164,7 @@ def rollback(
     run's model each online device answers with. `run start --from FOLDER` begins a new run with models that you have fetched.
     """
     from aggregator.status.answers import RunPage, decoded
-    from shoal.owner.console.connection import ask
-    from shoal.owner.models.choosing import sign_choice
+    from shoal.owner.console.asking import ask, sign_choice
     from shoal.protocol.requests import RequestAction
 
     if (run is None) is not newest:

@@ -1,14 +1,18 @@
-"""Options of the form NAME=VALUE, and lines about a task, for several commands of `shoal-fleet`."""
+"""Arguments, options of the form NAME=VALUE, lines about a task, and reminders, for several commands of `shoal-fleet`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from shoal.errors import UsageError
 from shoal.hints import wanted
-from shoal.util.console import counted
+from shoal.util.console import counted, note
 
 if TYPE_CHECKING:
+    from shoal.owner.keys.directory import FleetDirectory
     from shoal.task.data_declaration import DataDeclaration
     from shoal.task.manifest import TaskManifest
 
@@ -56,3 +60,25 @@ def data_words(data: DataDeclaration) -> str:
         else ""
     )
     return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}{target}"
+
+
+Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]
+
+
+def broker_users(fleet: FleetDirectory, effect: str, *, published: bool) -> None:
+    """If the broker has users, print how to update them.
+
+    Args:
+        fleet: the owner's directory.
+        effect: completes the sentence "the broker ...".
+        published: whether this command publishes, which updates the users of a broker that takes them while it runs.
+    """
+    if fleet.users.dynamic:
+        if not published:
+            note(f"next: shoal-fleet publish {fleet.path}: only then the broker {effect}")
+    elif fleet.users:
+        note(
+            f"next: shoal-fleet broker-config {fleet.path} FOLDER again, then "
+            "copy the files to the broker's host and send mosquitto a SIGHUP: only then "
+            f"the broker {effect}"
+        )

@@ -18,15 +18,13 @@ import typer
 from typer.core import TyperCommand
 
 from shoal.errors import ShoalError, UsageError
-from shoal.owner.cli.options import Directory
-from shoal.owner.cli.pairs import pairs, private_words
 from shoal.owner.keys.settings import settings_of
+from shoal.owner.cli.pairs import Directory, pairs, private_words
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
 from shoal.util.console import note, say, say_json, say_result
-from shoal.util.full_help import HelpAll, reveals
-from shoal.util.options import AsJson
+from shoal.util.options import AsJson, HelpAll, reveals
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class RunCommand(TyperCommand):
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
         """Write the names of the algorithms, or in the full help each with its settings."""
         from aggregator.strategies.registry import strategy_names  # imports numpy, so only when help is printed
-        from shoal.owner.runs.algorithms import describe
+        from shoal.owner.runs.training import describe
 
         if not reveals(self):
             formatter.write(f"\nAlgorithms: {', '.join(strategy_names())}.\n")
@@ -223,7 +221,7 @@ def _origins(
 
 def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -> None:
     """Send a signed run to the aggregator, or write it to a file to carry."""
-    from shoal.owner.keys.run_files import run_file
+    from shoal.owner.keys.vault import run_file
     from shoal.util.files import read_private, write_atomic
 
     path = run_file(fleet.path, run)
@@ -251,7 +249,7 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
 
 def _answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPage:
     from aggregator.status.answers import RunPage, decoded
-    from shoal.owner.console.connection import ask
+    from shoal.owner.console.asking import ask
 
     return decoded(RunPage, ask(fleet, settings_of(fleet.path).wait, note, action, **parts)[0])
 

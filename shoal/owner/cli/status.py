@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
-from shoal.owner.cli.options import Directory
 from shoal.owner.keys.settings import settings_of
+from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import note, say_result
+from shoal.util.console import note, say_result, second
 from shoal.util.options import AsJson
-from shoal.util.times import second
 
 if TYPE_CHECKING:
     from aggregator.status.record import FleetStatus
@@ -79,7 +78,7 @@ def _pending(fleet: FleetDirectory) -> tuple[list[dict[str, Any]] | None, ShoalE
 def _answer(fleet: FleetDirectory) -> tuple[FleetStatus, int]:
     from aggregator.status.answers import decoded
     from aggregator.status.record import FleetStatus
-    from shoal.owner.console.connection import ask
+    from shoal.owner.console.asking import ask
     from shoal.protocol.requests import RequestAction
 
     document, answered_at_s = ask(fleet, settings_of(fleet.path).wait, note, RequestAction.STATUS)
@@ -109,7 +108,7 @@ def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatu
 
 
 def _owner(fleet: FleetDirectory, pending: list[dict[str, Any]] | None, answered_at_s: int | None) -> dict[str, Any]:
-    from shoal.owner.keys.run_files import highest_run
+    from shoal.owner.keys.vault import highest_run
 
     roster = fleet.roster
     return {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.owner.cli.options import Directory
+from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.unlock import ask
 from shoal.util.console import note, say, say_json, say_result
 from shoal.util.files import read_limited, write_atomic
@@ -31,7 +31,7 @@ def backup(
     can't be read by anyone.
     """
     from shoal.membership.backup import check_new_file, record, tell
-    from shoal.owner.keys.backup import pack
+    from shoal.owner.enrolment.recovery import pack
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.vault import is_under_passphrase
 
@@ -70,10 +70,9 @@ def restore(
     fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
     """
     from shoal.membership.backup import MAX_FILE_BYTES
-    from shoal.owner.enrolment.recovery import Recovery
+    from shoal.owner.enrolment.recovery import Recovery, unpack
     from shoal.owner.enrolment.recovery import restore as restored
-    from shoal.owner.keys.backup import unpack
-    from shoal.util.times import second
+    from shoal.util.console import second
 
     data = read_limited(file, MAX_FILE_BYTES)
     newest = None if roster is None else read_limited(roster, MAX_FILE_BYTES)
@@ -105,7 +104,7 @@ def restore(
 def doctor(directory: Directory, json: AsJson = False) -> None:
     """Check keys, disk, clock, roster, devices, runs, backup, broker and TLS; exit status 10 on a failure."""
     from shoal.owner.doctor import diagnose
-    from shoal.util.checks import report
+    from shoal.util.console import report
 
     with working("checking files and broker"):
         found = diagnose(directory)

@@ -1,15 +1,28 @@
-"""One request of the owner and its answer, over any transport. `Question` reads no monotonic clock and waits for nothing."""
+"""One request of the owner and its answer, over any transport. `Question` waits for nothing.
+
+`RequestNumbers` keeps the number of the last request to the aggregator in the file ``requests.count``. A number is taken under
+the fleet's lock and durable before its request is sent, so that no two requests share one.
+
+`sign_choice` signs the owner's choice of the run whose finished models the devices answer with. Under round keys the devices
+hold the models, and the aggregator none. So a choice carries no model: the owner signs the id of a run, and each device takes
+that run's model from the last ones that it has stored.
+
+`ask` asks on an MQTT connection that lasts for one command of `shoal-fleet`.
+"""
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.identity import sign_document
 from shoal.errors import (
+    BrokerUnreachableError,
     ConfigError,
     IntegrityError,
     NotReadyError,
@@ -20,19 +33,83 @@ from shoal.errors import (
     printable,
 )
 from shoal.membership.grants import OWNER_NAME
-from shoal.owner.console.numbers import RequestNumbers
+from shoal.owner.broker.address import beside_client_id, owner_address
+from shoal.owner.keys.run_list import signed_plans
+from shoal.owner.keys.vault import BACKUP_HINT
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import ModelChoice
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Message
+from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.mqtt import MqttTransport
+from shoal.util.files import read_if_there, write_private
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.reassembly import Transfer
     from shoal.transport.base import Transport, TransportEvent
+
+COUNT_FILE: Final = "requests.count"
+MOST: Final = (1 << 63) - 1
+MOST_AHEAD: Final = 1 << 32
+"""Largest jump of the number: an aggregator that cheats can't use the numbers up."""
+RESTORED_HINT: Final = (
+    "the directory was restored from a backup, or two copies of it are in use: end the other copy. Then run this again: requests "
+    "go on from the aggregator's number now"
+)
+
+
+class RequestNumbers:
+    """The numbers of one fleet's requests."""
+
+    def __init__(self, fleet: FleetDirectory) -> None:
+        self._fleet = fleet
+        self._path = fleet.path / COUNT_FILE
+
+    def last(self) -> int:
+        """Return the last number taken, 0 before the first.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        data = read_if_there(self._path)
+        if data is None:
+            return 0
+        if not data.isascii() or not data.isdigit() or not int(data) <= MOST:
+            raise IntegrityError(f"{self._path} is damaged", hint=BACKUP_HINT)
+        return int(data)
+
+    def take(self) -> int:
+        """Take the next number, durably.
+
+        Raises:
+            ConfigError: another `shoal-fleet` has the directory locked for too long, or the disk fails.
+        """
+        with self._fleet.changing():
+            number = self.last() + 1
+            write_private(self._path, str(number).encode())
+        return number
+
+    def count_on(self, accepted: int) -> None:
+        """Go on from ``accepted``, the highest number that the aggregator has seen, if it is above ours.
+
+        Raises:
+            ConfigError: it was above ours: this directory is older than a request of its owner.
+        """
+        with self._fleet.changing():
+            ours = self.last()
+            if accepted <= ours:
+                return
+            if accepted - ours <= MOST_AHEAD:
+                write_private(self._path, str(accepted).encode())
+        raise ConfigError(
+            f"the aggregator has seen request {accepted} of this owner, and this directory has made {ours}",
+            hint=RESTORED_HINT,
+        )
+
 
 CARRY_HINT: Final = "carry the file to the aggregator instead: shoal-fleet run start DIR ... --out FILE"
 _ERRORS: Final[dict[Outcome, type[ShoalError]]] = {
@@ -161,3 +238,122 @@ class Question:
             self._numbers.count_on(answer.accepted)
         reason = f"the aggregator refused the request: {printable(answer.reason)}"
         raise _ERRORS[answer.outcome](reason, hint=printable(answer.hint))
+
+
+NO_RUN: Final = bytes(16)
+
+
+def sign_choice(fleet: FleetDirectory, run: int, complain: Callable[[str], None]) -> bytes:
+    """Return a signed `ModelChoice`.
+
+    Args:
+        fleet: the owner's directory.
+        run: number of the run; 0 lets each device follow its own rule again.
+        complain: called for files in the directory of runs that are none of this fleet.
+
+    Raises:
+        UsageError: the owner has signed no run of this number.
+        ConfigError: another `shoal-fleet` has the directory locked for too long, or the disk fails.
+    """
+    plans = {plan.run: plan for plan in signed_plans(fleet, complain)}
+    if run and run not in plans:
+        known = ", ".join(map(str, sorted(plans))) or "none"
+        raise UsageError(f"there is no signed run {run}", hint=f"the signed runs are: {known}")
+    choice = ModelChoice(
+        fleet=fleet.name,
+        sequence=RequestNumbers(fleet).take(),
+        run=run,
+        run_id=plans[run].run_id if run else NO_RUN,
+        latest=max(plans, default=0),
+    )
+    return sign_document(fleet.owner, choice)
+
+
+POLL_S: Final = 0.05
+TELL_S: Final = 2.0
+"""Time to the first line of progress, and between two."""
+ATTEMPTS: Final = 3
+"""Most requests for one command: another console may overtake one."""
+SILENT_HINT: Final = (
+    "the aggregator is not running or has no connection to the broker: shoal-aggregator status DIR on its machine says which. If "
+    "`shoal-fleet broker-config` of an earlier version made the access list, make it again. A request that arrives within 10 "
+    "minutes is still carried out; sending it again is safe"
+)
+
+
+def ask(
+    fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], action: RequestAction, **parts: Any
+) -> tuple[bytes, int]:
+    """Send a request and return the document of the answer, and its time in unix seconds by the aggregator's clock.
+
+    Args:
+        fleet: the owner's directory.
+        wait_s: seconds to wait for the answer once the broker has the request.
+        tell: called with lines of progress.
+        action: of the request.
+        parts: further arguments of `Question`.
+
+    Raises:
+        BrokerUnreachableError: no broker answers, it refuses the owner's user, or the connection was lost.
+        NotReadyError: the aggregator does not answer.
+        UsageError, UntrustedError, ConfigError, StorageError: as `Question.document`.
+    """
+    for attempt in range(ATTEMPTS):
+        question = Question(fleet, action, **parts)
+        _exchange(fleet, wait_s, tell, question)
+        if not question.overtaken or attempt == ATTEMPTS - 1:
+            break
+    document = question.document()
+    assert question.answer is not None, "without an answer there is no document"
+    return document, question.answer.answered_at_s
+
+
+def _exchange(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], question: Question) -> None:
+    """Send a request and wait for its answer.
+
+    Raises:
+        BrokerUnreachableError, NotReadyError: as `ask`.
+    """
+    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
+    try:
+        transport.start(require=True)
+        question.send(transport)
+        began_s = told_s = sent_s = online_s = time.monotonic()
+        lost = ""
+        while question.answer is None:
+            now_s = time.monotonic()
+            if not lost:
+                online_s = now_s
+            elif now_s - online_s >= wait_s:
+                raise BrokerUnreachableError(
+                    f"the connection to the broker was lost before the answer came: {lost}",
+                    hint="run this again when the broker is back: a request that was carried out already changes nothing",
+                )
+            if lost or transport.pending():
+                sent_s = now_s
+            elif now_s - sent_s >= wait_s:
+                raise NotReadyError(f"the aggregator did not answer within {wait_s:g} s", hint=SILENT_HINT)
+            if now_s - told_s >= TELL_S:
+                told_s = now_s
+                tell(_progress(transport, now_s - began_s))
+            try:
+                event = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(event, Disconnected):
+                lost = event.reason
+            elif isinstance(event, Connected) and lost:
+                # In chunks that the broker takes by now. A request that was carried out changes nothing.
+                lost = ""
+                question.send(transport)
+            question.on_event(event, time.monotonic())
+    finally:
+        transport.close()
+
+
+def _progress(transport: MqttTransport, seconds: float) -> str:
+    left = transport.pending()
+    if left:
+        return f"sending the request: {transport.bytes_sent / 1e6:.1f} MB sent, {left} parts left"
+    return f"waiting for the aggregator's answer ({seconds:.0f} s)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aggregator.rounds.phases import RunPhase
+from aggregator.rounds.state import RunPhase
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
 from aggregator.status.record import NOT_SERVED, document_of
-from shoal.util.times import second
+from shoal.util.console import second
 
 if TYPE_CHECKING:
     from aggregator.status.answers import LogRecord, RunEntry

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from crypto.seal.envelope import is_from, read_head, seal_message_to_member
-from crypto.seal.identity import fingerprint
-from crypto.seal.signed import peek_document
+from crypto.seal.identity import fingerprint, peek_document
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice

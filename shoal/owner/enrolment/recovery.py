@@ -1,4 +1,4 @@
-"""Restore the owner's directory from a backup, without going back behind the fleet.
+"""Back up the owner's directory, and restore it without going back behind the fleet.
 
 The fleet may have gone on since the backup: devices were approved or revoked, runs were signed, secrets were drawn. A
 directory that was merely copied back would sign a second roster of a sequence that the fleet has seen, list devices that are
@@ -14,26 +14,31 @@ The files are written beside the target and renamed into place last: a failure l
 
 Example: a backup of roster 7, and roster 9 on the broker, by which dev-3 was revoked. With the aggregator's roster.signed the
 restored fleet signs roster 10, in which dev-3 is revoked. With ``older`` it signs roster 10 with dev-3 in it.
+
+`pack` makes a backup of the directory: all of its files in one, encrypted under a passphrase.
+
+- A backup is complete: the owner's key, secrets, roster, receiving keys, grants, tokens, the broker's users and the runs.
+- It is as secret as the directory. The passphrase is the fleet's if it has one.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from shoal.errors import BrokerUnreachableError, ConfigError, UntrustedError
-from shoal.membership.backup import Backup, write_files
+from crypto.seal.passphrase import Lock
+from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
+from shoal.membership.backup import BACKUP_VERSION, Backup, decoded, files_of, write_files
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.owner.keys.vault import is_under_passphrase
+from shoal.protocol.codec import encode
 from shoal.util.files import sync_directory
-
-if TYPE_CHECKING:
-    from crypto.seal.passphrase import Lock
 
 NEWER_HINT: Final = (
     "give the newest roster, which the aggregator has: --roster SERVER_DIR/roster.signed. If it is lost: --older, and then "
@@ -148,3 +153,34 @@ def _check_receiving(fleet: FleetDirectory) -> None:
             f"no receiving keys of {', '.join(lost[:8])} in the backup or at the broker: approved since the backup",
             hint="start them, which publishes their keys, and restore again while the broker runs",
         )
+
+
+PURPOSE: Final = "backup"
+
+
+def pack(fleet: FleetDirectory, lock: Lock) -> tuple[Backup, bytes]:
+    """Return the contents of a backup, and the bytes of its file.
+
+    Raises:
+        ConfigError: a file can't be read, or the directory holds more than MAX_BACKUP_BYTES.
+    """
+    with fleet.changing():
+        files = tuple(files_of(fleet.path, "**/*"))
+        backup = Backup(BACKUP_VERSION, fleet.name, fleet.roster.sequence, int(time.time()), files)
+    return backup, lock.close(PURPOSE, encode(backup))
+
+
+def unpack(data: bytes, lock: Lock) -> Backup:
+    """Return the contents of a backup file.
+
+    Raises:
+        UntrustedError: the passphrase is wrong, or the file was altered.
+        IntegrityError: it is no backup, or of another version.
+    """
+    try:
+        plain = lock.open(PURPOSE, data)
+    except IntegrityError as error:
+        raise IntegrityError("this is no backup of a fleet", hint="shoal-fleet backup DIR FILE writes one") from error
+    except UntrustedError as error:
+        raise UntrustedError(str(error), hint="give the passphrase under which the backup was made") from error
+    return decoded(plain)

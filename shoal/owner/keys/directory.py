@@ -10,32 +10,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import GroupKey
-from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.identity import Identity, fingerprint, sign_document
 from crypto.seal.passphrase import Lock
-from crypto.seal.signed import sign_document
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, WORKER_ROLE, open_card, seal_grant
 from shoal.membership.roster import open_roster
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
-from shoal.owner.keys.run_files import RUNS, highest_run
 from shoal.owner.keys.settings import broker_ca
 from shoal.owner.keys.vault import (
     BACKUP_HINT,
     OWNER_FILE,
     RENEWED_HINT,
     ROSTER_FILE,
+    RUNS,
     SECRETS_FILE,
+    VERSIONS_FILE,
     FleetSecrets,
+    StoredVersions,
     Vault,
+    VersionSecrets,
+    highest_run,
 )
-from shoal.owner.keys.versions import VERSIONS_FILE, StoredVersions, VersionSecrets
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
 from shoal.types import check_name
 from shoal.util.files import (
     check_directory,
+    exclusive,
     named,
     private_directory,
     remove_unfinished,
@@ -43,7 +46,6 @@ from shoal.util.files import (
     write_atomic,
     write_private,
 )
-from shoal.util.locks import exclusive
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
 from shoal.membership.plans import open_plan
-from shoal.owner.keys.run_files import RUNS
+from shoal.owner.keys.vault import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.recipe import Recipe, knobs

@@ -19,8 +19,7 @@ from edge_client.models.private_values import initial_values, joined
 from edge_client.models.store import Transcript
 from edge_client.run.held_models import assembled, check_segments, length_of, statistics_of
 from edge_client.run.history import certifying
-from edge_client.run.package import task_of
-from edge_client.run.policy import check_announcement
+from edge_client.run.policy import check_announcement, task_of
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError, TaskError, UntrustedError
 from shoal.membership.roster import aggregator_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from edge_client.models.states import ModelState
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.owner.keys.versions import VersionSecrets
+    from shoal.owner.keys.vault import VersionSecrets
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RunPlan
     from shoal.protocol.states import StateId

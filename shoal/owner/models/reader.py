@@ -1,29 +1,42 @@
 """Collect the announcement of the last round, and the checkpoints of a finished run, over any transport.
 
-Presences come before the announcement, so that the histories that devices have seen can be compared (`histories`). The
+Presences come before the announcement, so that the histories that devices have seen can be compared. The
 announcement names the transfer of each checkpoint. `ModelReader` reads no clock and waits for nothing;
-`shoal.owner.models.connection` drives it from a queue, and tests from a loopback broker.
+`read_models` drives it on an MQTT connection that lasts for one command, and tests from a loopback broker.
+
+`disagreements` compares the histories that devices have seen by the heads of the transcript in their presences. Example: pi-1
+and pi-2 give one head for round 20 of run 3, and pi-3 gives another. The aggregator has shown two histories, or one of the
+devices lies.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
 
+from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.models.checkpoints import BadCheckpointError
 from shoal import limits
-from shoal.errors import NotReadyError, ShoalError, reason_of
+from shoal.errors import NotReadyError, ShoalError, UntrustedError, reason_of
 from shoal.membership.roster import aggregator_of
+from shoal.owner.broker.address import beside_client_id, owner_address
+from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.final_round import FinalRound
-from shoal.owner.models.histories import disagreements, open_presence
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import LaterKindError
+from shoal.protocol.codec import decode
+from shoal.protocol.messages import Presence
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.states import TranscriptHead
+from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
+from shoal.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.models.final_round import FinishedRun, OpenedState
@@ -31,6 +44,72 @@ if TYPE_CHECKING:
     from shoal.protocol.states import CheckpointRef, StateId
     from shoal.protocol.topics import ParsedTopic
     from shoal.transport.base import Transport, TransportEvent
+
+
+def open_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory) -> Presence:
+    """Return a device's presence.
+
+    Raises:
+        UntrustedError: it is not the presence of a device in the roster, or under keys that the owner no longer has.
+        SealError, WireError: it is altered or malformed.
+    """
+    member, (head, at) = fleet.roster.device(device), read_head(sealed)
+    if member is None or head != channels.PRESENCE.head(fleet.name, device):
+        raise UntrustedError(f"no presence of {device}")
+    for version in fleet.versions:
+        try:
+            group = GroupKey(fleet.name, "broadcast", version.broadcast_key)
+            presence = decode(open_from_group(group, sealed, head, at, member.sign_key), Presence)
+        except SealError:
+            continue
+        if presence.device == device:
+            return presence
+    raise UntrustedError(f"a presence of {device} that is forged, or under keys that the owner does not have")
+
+
+def disagreements(
+    heads: Mapping[str, TranscriptHead],
+    plans: Mapping[bytes, RunPlan],
+    contrary: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Return a sentence for each round of which parties give different heads, and for each device that has left its run.
+
+    A device that states the head of a round that its run can't have is named too.
+
+    Args:
+        heads: party -> its head; that of the aggregator is in its announcement.
+        plans: run id -> plan, of the owner's runs; heads of other runs are left out.
+        contrary: party -> the devices that have signed another history or state than it was shown, as its presence names them.
+    """
+    seen: dict[tuple[int, int], dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    found = []
+    for party, head in sorted(heads.items()):
+        plan = plans.get(head.run_id)
+        if plan is None:
+            continue
+        run = plan.run
+        if head.round == FORKED_ROUND:
+            found.append(
+                f"{party} has left run {run}: the aggregator has shown it another history than before or than others"
+            )
+        elif head.round > plan.recipe.rounds + 1:
+            found.append(
+                f"{party} states the history of round {head.round} of run {run}, which has {plan.recipe.rounds} rounds"
+            )
+        else:
+            seen[run, head.round][head.transcript].append(party)
+    for (run, round_), parties in sorted(seen.items()):
+        if len(parties) > 1:
+            groups = "; ".join(", ".join(names) for names in parties.values())
+            found.append(f"two histories of run {run}: the heads of round {round_} differ between {groups}")
+    against: dict[str, list[str]] = defaultdict(list)
+    for party, devices in sorted((contrary or {}).items()):
+        for device in devices:
+            against[device].append(party)
+    for device, told in sorted(against.items()):
+        were = "was" if len(told) == 1 else "were"
+        found.append(f"{device} has signed another history or state than {', '.join(told)} {were} shown")
+    return found
 
 
 class ModelReader:
@@ -216,3 +295,52 @@ class ModelReader:
                 hint="a run's models stay on the broker until the next run begins; `shoal-fleet models list` shows what is there",
             )
         return last.finished_run(self._opened, self._reasons, self._fleet.roster)
+
+
+POLL_S: Final = 0.1
+TELL_S: Final = 2.0
+"""Time between two lines of progress."""
+
+
+def read_models(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], run: int | None = 0) -> ModelReader:
+    """Connect, read what the broker retains, and return the reader.
+
+    The client id is random, so that the connection takes over none of another `shoal-fleet`.
+
+    Args:
+        fleet: the owner's directory.
+        wait_s: seconds without any message after which the rest is taken not to come.
+        tell: called with lines of progress and with warnings.
+        run: see `ModelReader`.
+
+    Raises:
+        BrokerUnreachableError: no broker answers, or it refuses the owner's user.
+    """
+    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
+    reader = ModelReader(fleet, signed_plans(fleet, tell), transport, run)
+    reader.start()
+    try:
+        transport.start(require=True)
+        last_s = told_s = time.monotonic()
+        while not reader.complete and (now_s := time.monotonic()) - last_s < wait_s:
+            try:
+                event = inbox.get(timeout=POLL_S)
+            except queue.Empty:
+                pass
+            else:
+                last_s = now_s
+                reader.on_event(event, now_s)
+            if now_s - told_s >= TELL_S:
+                told_s = now_s
+                tell(_progress(reader, transport.bytes_received))
+    finally:
+        transport.close()
+    return reader
+
+
+def _progress(reader: ModelReader, received: int) -> str:
+    arrived, announced = reader.progress
+    if not announced:
+        return "waiting for the announcement of the last round"
+    return f"{arrived} of {announced} models, {received / 1e6:.1f} MB received"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from aggregator.strategies.base import StrategySettings
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.membership.roster import has_expired
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.util.console import counted
-from shoal.util.times import day
+from shoal.util.console import counted, day
 
 LOWER_HINT: Final = "lower min_contributors, at the price that devices can read means of so few; or add devices first"
 KEEPS: Final = (

@@ -13,13 +13,13 @@ import numpy as np
 from aggregator.strategies.registry import check_compared, make_strategy, models_needed, settings_of
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
-from crypto.seal.signed import sign_document
-from edge_client.run.package import origins_purpose, task_purpose
+from crypto.seal.identity import sign_document
+from edge_client.run.policy import origins_purpose, task_purpose
 from shoal import limits
 from shoal.errors import ConfigError, UsageError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from aggregator.storage.run_status import read_plan, take_records
+from aggregator.storage.store import read_plan, take_records
 from shoal.errors import ConfigError
 from shoal.page.history import RunHistory
 from shoal.page.page import still

@@ -1,11 +1,15 @@
-"""Local training as the owner gives it: names and values on top of a task's defaults."""
+"""Local training as the owner gives it, on top of a task's defaults, and descriptions of the algorithms for the help."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from aggregator.strategies.base import AUTO, AUTO_TEXT, Strategy
+from aggregator.strategies.registry import find_strategy, strategy_names
 from shoal.errors import OutOfRangeError, UsageError
 from shoal.protocol.recipe import LocalTraining, knobs
 
@@ -33,3 +37,27 @@ def local_training(defaults: LocalTraining, pairs: Mapping[str, str]) -> LocalTr
     if not local.steps and not local.epochs:
         raise UsageError("local training of epochs=0 and steps=0 trains nothing", hint="give epochs or steps")
     return local
+
+
+def describe() -> list[str]:
+    """Return a text for each algorithm: name and paper, then its settings with defaults and meaning."""
+    return [_describe(name, find_strategy(name)) for name in strategy_names()]
+
+
+def _describe(name: str, strategy: type[Strategy]) -> str:
+    kind = strategy.settings_type
+    about = inspect.getdoc(sys.modules[strategy.__module__]) or ""
+    lines = [f"{name}: {about.splitlines()[0]}"]
+    defaults = [
+        f"{f.name}={AUTO_TEXT if f.name == kind.clusters_setting and f.default == AUTO else _text(f.default)}"
+        for f in dataclasses.fields(kind)
+    ]
+    if not defaults:
+        return "\n".join([*lines, "    (no settings)"])
+    lines.append(f"    {' '.join(defaults)}")
+    _, _, meaning = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    return "\n".join([*lines, *meaning.replace("``", "").rstrip().splitlines()])
+
+
+def _text(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import NumpyBackend
-from aggregator.strategies.base import Strategy, read_settings
+from aggregator.strategies.base import Strategy, StrategySettings, read_settings
 from aggregator.strategies.registry import STRATEGIES, build_strategy, check_members, find_strategy
-from aggregator.strategies.settings import StrategySettings
 from crypto.mask.modes.registry import find
 from edge_client.learning.personal import node_name
 from shoal.errors import UsageError

@@ -61,7 +61,7 @@ class SimRound:
         purity, ari: against the true groups; None if there are none.
         clusters: number of clusters with members; sizes: their sizes, largest first.
         norms: mean and largest l2 norm of the round's updates; None if they are not known.
-        capped, refused_norm: as in `aggregator.rounds.events.RoundRecord`.
+        capped, refused_norm: as in `aggregator.rounds.state.RoundRecord`.
         seconds_cpu: CPU time of planning, training and closing, without evaluation.
     """
 

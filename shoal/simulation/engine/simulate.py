@@ -14,11 +14,19 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.rounds.closing import Watched, close_round
-from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, mean_loss, read_settings
+from aggregator.strategies.base import (
+    ClientUpdate,
+    Event,
+    Outcome,
+    RoundPlan,
+    Strategy,
+    StrategySettings,
+    mean_loss,
+    read_settings,
+)
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
 from aggregator.strategies.robust import RobustMean
-from aggregator.strategies.settings import StrategySettings
 from aggregator.strategies.statistics import Standardised
 from edge_client.storage.scales import Scale
 from shoal import limits

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.strategies.base import ClientUpdate, RoundPlan, mean_update, norm_of, weights_of
+from aggregator.strategies.base import ClientUpdate, Reads, RoundPlan, mean_update, norm_of, weights_of
 from aggregator.strategies.registry import plan_settings
-from aggregator.strategies.settings import Reads
 from aggregator.strategies.statistics import STATISTICS_ASSIGNMENT
 from crypto.mask.masking import mask
 from edge_client.learning.nearest import nearest_direction, nearest_model

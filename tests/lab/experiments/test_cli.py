@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from shoal_lab.experiments import cli, registry
+from shoal_lab.experiments import cli, figures, registry
 from shoal_lab.experiments.common.experiment import Result, Study
 
 from shoal.errors import ConfigError, UsageError
@@ -153,7 +153,7 @@ def test_a_failed_figure_comes_after_results(toy, monkeypatch, capsys, tmp_path)
         raise UsageError("nothing to draw")
 
     monkeypatch.setattr(plots, "check", lambda _: None)
-    monkeypatch.setattr(plots, "plot", plot)
+    monkeypatch.setattr(figures, "plot", plot)
     with pytest.raises(typer.Exit) as caught:
         cli.simulate("toy", algorithm="all", json=True, plot=tmp_path / "x.png")
     assert caught.value.exit_code == ConfigError.exit_code

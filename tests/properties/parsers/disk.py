@@ -17,11 +17,8 @@ import numpy as np
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher
 from aggregator.rounds.snapshot import load as load_snapshot
-from aggregator.storage.corruption import readable
-from aggregator.storage.owner_orders import read_orders
-from aggregator.storage.run_status import read_records
-from aggregator.storage.signed_runs import RunFiles
-from aggregator.storage.store import Store
+from aggregator.storage.signed_runs import RunFiles, read_orders
+from aggregator.storage.store import Store, read_records, readable
 from aggregator.strategies.registry import make_strategy
 from crypto.seal import passphrase
 from crypto.seal.identity import Identity
@@ -34,27 +31,27 @@ from edge_client.models.private_values import PrivateValues, parse_values
 from edge_client.models.store import FOLDER as MODELS
 from edge_client.models.store import INDEX_FILE, STATE_FILES, StateStore
 from edge_client.run.beginning import stored_run
-from edge_client.storage import path_models as kept
 from edge_client.storage.finished_models import (
     FOLDER,
     LIST_FILE,
     MODEL_FILES,
     ROLLBACK_FILE,
     TASK_FILES,
+    CandidateFit,
     FinishedModels,
+    PersonalChoice,
     RollbackChoice,
+    pack,
 )
-from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack
 from edge_client.storage.scales import FOLDER as SCALES
 from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import DeviceState
 from shoal.address import BrokerAddress
-from shoal.owner.console.numbers import RequestNumbers
+from shoal.owner.console.asking import RequestNumbers
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import BrokerUsers
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.vault import CHANGE_FILE, Change, FleetSecrets
-from shoal.owner.keys.versions import VERSIONS_FILE, StoredVersions, VersionSecrets
+from shoal.owner.keys.vault import CHANGE_FILE, VERSIONS_FILE, Change, FleetSecrets, StoredVersions, VersionSecrets
 from shoal.owner.task_compiler.features import declare
 from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
 from shoal.protocol.codec import decode, encode
@@ -289,7 +286,6 @@ def _devices(disk):
     with_states = StateStore.begin(disk.places["device"], chain())
     with_states.commit(origins(vector(1, 2), keys=with_states.peek(1)), applied=0)
     state = str(next((disk.places["device"] / MODELS).glob(STATE_FILES)).relative_to(disk.places["device"]))
-    head = disk.places["device"] / "model.bin"
     folder = disk.places["device"] / FOLDER
     finished = {
         pattern: str(next(folder.glob(pattern)).relative_to(folder.parent)) for pattern in (MODEL_FILES, TASK_FILES)
@@ -324,12 +320,6 @@ def _devices(disk):
         disk.replaced("device", "pending.0.bin", lambda d: DeviceState(d).pending.load()),
         disk.replaced("device", "run.package", followed),
         disk.replaced("device", "model.bin", lambda d: DeviceState(d).load_model()),
-        disk.replaced(
-            "device",
-            "above-00001.bin",
-            lambda d: kept.above(d, DeviceState(d).load_model()),
-            seeds=(head.read_bytes(),),
-        ),
         disk.replaced("device", f"{FOLDER}/{LIST_FILE}", lambda d: FinishedModels(d).answering()),
         disk.replaced("device", f"{FOLDER}/{ROLLBACK_FILE}", lambda d: FinishedModels(d).standing(), seeds=(choice,)),
         disk.replaced(

@@ -7,31 +7,30 @@ from collections import defaultdict
 
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client.membership import DeviceMembership, EarlierVersion, EarlierVersions
 from edge_client.models.fresh_start import TensorFigures
 from edge_client.models.private_values import PrivateFile
 from edge_client.storage.finished_models import (
+    CandidateFit,
     FinishedList,
     FinishedModel,
     FinishedNode,
+    PersonalChoice,
     RollbackChoice,
     Validation,
 )
 from edge_client.storage.pending_upload import Mark
-from edge_client.storage.personal_choice import CandidateFit, PersonalChoice
 from edge_client.storage.residual import ResidualHead
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
 from shoal.errors import UntrustedError
 from shoal.membership.backup import Backup, BackupFile, LastBackup
-from shoal.membership.roster_delta import roster_change
+from shoal.membership.roster import roster_change
 from shoal.membership.tokens import make_refusal, make_request
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
 from shoal.owner.keys.receiving import ReceivingFile
-from shoal.owner.keys.vault import Change, FleetSecrets
-from shoal.owner.keys.versions import StoredVersions, VersionSecrets
+from shoal.owner.keys.vault import Change, FleetSecrets, StoredVersions, VersionSecrets
 from shoal.protocol import codec
 from shoal.protocol.chunking import parse
 from shoal.protocol.codec import decode, encode

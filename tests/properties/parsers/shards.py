@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 
 from edge_client.upload_pieces import Pieces
-from shoal.protocol import shards
+from shoal.protocol import jobs, shards
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Phase
 
 RUN, NONCE, DIGEST, KEY = b"r" * 16, b"n" * 16, b"d" * 32, b"k" * 16
-PART = shards.StoredPart("dev-1", Phase.TRAIN, DIGEST, 2.5)
+PART = jobs.StoredPart("dev-1", Phase.TRAIN, DIGEST, 2.5)
 NODES = (
-    shards.VectorNode(shards.NodeKind.UPDATE, (0,)),
-    shards.VectorNode(shards.NodeKind.UPDATE, (1,)),
-    shards.VectorNode(shards.NodeKind.MEAN, (0, 1), (1.0, 3.0)),
+    jobs.VectorNode(jobs.NodeKind.UPDATE, (0,)),
+    jobs.VectorNode(jobs.NodeKind.UPDATE, (1,)),
+    jobs.VectorNode(jobs.NodeKind.MEAN, (0, 1), (1.0, 3.0)),
 )
-ADDRESS = shards.GroupAddress("g", "gloo/0", b"fe80::1 4000")
-MEAN = shards.MeanOnBroker(model=0, round=1, key_id=KEY, length=160, segment="", digest=DIGEST)
+ADDRESS = jobs.GroupAddress("g", "gloo/0", b"fe80::1 4000")
+MEAN = jobs.MeanOnBroker(model=0, round=1, key_id=KEY, length=160, segment="", digest=DIGEST)
 
 
 def job(kind, vectors, **more):
     """Return a job on the mean of two updates."""
-    return shards.Job(
+    return jobs.Job(
         run_id=RUN,
         number=4,
         kind=kind,
@@ -41,21 +41,21 @@ EXAMPLES = (
         fleet="demo", run_id=RUN, round=2, phase=Phase.TRAIN, nonce=NONCE, device="dev-1", recipient=DIGEST, worker=1
     ),
     PART,
-    shards.PartReport(RUN, 1, 2, (PART,)),
+    jobs.PartReport(RUN, 1, 2, (PART,)),
     shards.MeanPartHeader(
         fleet="demo", run_id=RUN, round=2, key_id=KEY, model=0, length=160, segment="cluster", worker=1
     ),
     *NODES,
-    shards.MeanPlace(0, "cluster"),
-    job(shards.JobKind.PRODUCTS, (0, 1), count=1, precise=True),
-    job(shards.JobKind.MEANS, (2,), means=(shards.MeanPlace(0, ""),)),
-    shards.JobDone(RUN, 1, 4, (DIGEST,)),
-    job(shards.JobKind.MEET, (), addresses=(ADDRESS,)),
+    jobs.MeanPlace(0, "cluster"),
+    job(jobs.JobKind.PRODUCTS, (0, 1), count=1, precise=True),
+    job(jobs.JobKind.MEANS, (2,), means=(jobs.MeanPlace(0, ""),)),
+    jobs.JobDone(RUN, 1, 4, (DIGEST,)),
+    job(jobs.JobKind.MEET, (), addresses=(ADDRESS,)),
     ADDRESS,
-    shards.JobDone(RUN, 1, 4, (), ("dev-2",), "a part is not there"),
-    shards.JobDone(RUN, 1, 0, addresses=(ADDRESS,)),
+    jobs.JobDone(RUN, 1, 4, (), ("dev-2",), "a part is not there"),
+    jobs.JobDone(RUN, 1, 0, addresses=(ADDRESS,)),
     MEAN,
-    shards.ShardOrder(
+    jobs.ShardOrder(
         run_id=RUN,
         birth=7,
         number=3,
@@ -67,7 +67,7 @@ EXAMPLES = (
         means=(MEAN,),
         plan=b"plan",
     ),
-    shards.WorkerPresence("demo", "worker-0", 7, True, "0.2.0"),
+    jobs.WorkerPresence("demo", "worker-0", 7, True, "0.2.0"),
     Pieces((KEY, NONCE), (300, 120)),
 )
 

@@ -11,11 +11,11 @@ from aggregator.owner_inbox import OwnerInbox
 from aggregator.owner_requests import OwnerRequests
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.engine import Engine
-from aggregator.rounds.events import CameOnline
+from aggregator.rounds.state import CameOnline
 from aggregator.run_control import RunControl
 from aggregator.status.answers import RunEntry, RunPage, decoded, encoded
 from aggregator.status.record import FleetStatus
-from aggregator.storage.owner_orders import OwnerOrders
+from aggregator.storage.signed_runs import OwnerOrders
 from aggregator.strategies.base import contribution_of
 from aggregator.strategies.registry import make_strategy, models_needed
 from aggregator.uploads.validation import UploadVerifier
@@ -27,13 +27,12 @@ from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
-from shoal.membership.roster import open_roster, owner_purpose
-from shoal.membership.roster_delta import apply_change, roster_change
+from shoal.membership.roster import apply_change, open_roster, owner_purpose, roster_change
 from shoal.membership.statements import check_certificate
 from shoal.membership.tokens import _key, _prove, make_refusal, make_request, open_refusal, open_request, token_id
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.models.histories import open_presence
+from shoal.owner.models.reader import open_presence
 from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split
 from shoal.protocol.chunking import parse as parse_chunk

@@ -5,15 +5,14 @@ import time
 
 import numpy as np
 
-from aggregator.storage.owner_orders import read_orders
+from aggregator.storage.signed_runs import read_orders
 from crypto.mask.derivation import key_id
 from crypto.seal.envelope import SealedMessage, open_from_group, read_head, seal_to_group, seal_to_member
-from crypto.seal.signed import peek_document, sign_document
+from crypto.seal.identity import peek_document, sign_document
 from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.protocol.roster_sync import RosterSync
 from shoal.membership.grants import seal_grant
-from shoal.membership.roster import owner_purpose
-from shoal.membership.roster_delta import roster_change
+from shoal.membership.roster import owner_purpose, roster_change
 from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode

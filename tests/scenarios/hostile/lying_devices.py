@@ -16,12 +16,12 @@ import pytest
 
 from aggregator.status.facts import ConnectionFacts, LiveFacts
 from aggregator.status.record import Facts, build
-from crypto.seal.signed import _purpose
+from crypto.seal.identity import _purpose
 from edge_client.learning import update
 from edge_client.membership import DeviceMembership
 from edge_client.models import checkpoints
-from edge_client.protocol import notes, presence
-from edge_client.protocol.notes import ControlMessages
+from edge_client.protocol import presence
+from edge_client.protocol.presence import ControlMessages
 from shoal.errors import ShoalError
 from shoal.hints import field_hints
 from shoal.limits import MAX_NOTE_BYTES
@@ -185,7 +185,7 @@ class Liar:
         self._last, self._others = {}, {}
         for module, function in (
             (update, "seal_message_to_member"),
-            (notes, "seal_message_to_member"),
+            (presence, "seal_message_to_member"),
             (presence, "seal_to_group"),
             (checkpoints, "seal_message_to_group"),
             (presence, "sign_document"),

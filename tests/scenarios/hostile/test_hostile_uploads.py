@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import peek_document, sign_document
+from crypto.seal.identity import Identity, peek_document, sign_document
 from edge_client.learning.data import Dataset
 from edge_client.models.checkpoints import seal_checkpoint
 from shoal.membership.statements import sign_statement

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.models.states import ModelState
 from shoal.membership.statements import sign_statement

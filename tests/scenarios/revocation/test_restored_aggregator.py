@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from aggregator.membership import AggregatorMembership
-from aggregator.rounds.orders import Order
+from aggregator.rounds.state import Order
 from aggregator.storage.backup import restore, save
 from edge_client.membership import DeviceMembership
 from shoal.errors import ShoalError, UntrustedError

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from aggregator.revocations import FIRST_PAUSE_S, MAX_PAUSE_S
+from aggregator.publisher import FIRST_PAUSE_S, MAX_PAUSE_S
 from crypto.seal.envelope import seal_to_member
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import sign_document
 from edge_client.membership import DeviceMembership
 from shoal.errors import UntrustedError
 from shoal.protocol import channels

@@ -7,7 +7,7 @@ import pytest
 
 from edge_client import inference as answers
 from edge_client.learning.model import OrtModel
-from edge_client.storage import path_models as kept
+from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import DeviceState
 from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining
@@ -37,6 +37,12 @@ def samples(tmp_path):
     return tmp_path / "x.npz", x
 
 
+def models_of(fleet, name):
+    """Return the stored models of a device's finished run, from the root to its own."""
+    _, _, models = FinishedModels(fleet.stage.device_dir(name)).answering()
+    return models
+
+
 def outputs(theta, x):
     return OrtModel(logistic_bundle(INPUTS, CLASSES)).predict(theta, x)
 
@@ -50,7 +56,7 @@ def test_final_round_reports_leaf_keeps_path(ended):
     roots = set()
     for name in fleet.stage.devices:
         own = fleet.model(name)
-        (root,) = kept.above(fleet.stage.device_dir(name), own)
+        root, _ = models_of(fleet, name)
         assert (own.cluster, root.cluster) == (records[-1]["clusters"][name], 0)
         assert not np.array_equal(root.theta, own.theta)
         roots.add(root.theta.tobytes())
@@ -64,7 +70,7 @@ def test_predictions_by_node_and_ensemble(ended, samples):
     path, x = samples
     directory = fleet.stage.device_dir("dev-01")
     own = fleet.model("dev-01")
-    (root,) = kept.above(directory, own)
+    root, _ = models_of(fleet, "dev-01")
     mine, general = outputs(own.theta, x), outputs(root.theta, x)
     assert np.array_equal(answers.predict(directory, path), mine.argmax(1))
     assert np.array_equal(answers.predict(directory, path, node=own.cluster), mine.argmax(1))
@@ -102,22 +108,7 @@ def test_without_path_only_own_model_is_kept(tmp_path, samples):
         fleet.run(10)
         directory, own = fleet.stage.device_dir("dev-00"), fleet.model("dev-00")
         assert "path" not in DeviceState(directory).load_status()
-        assert kept.above(directory, own) == []
+        assert len(models_of(fleet, "dev-00")) == 1
         assert own.cluster != 0
         with pytest.raises(ConfigError, match="no model of node 0"):
             answers.predict(directory, samples[0], node=0)
-
-
-def test_a_later_run_replaces_what_was_kept(tmp_path):
-    """Models of another run are never mixed in, and their files do not pile up."""
-    from edge_client.storage.state import OwnModel
-
-    def model(run, node):
-        return OwnModel(run, bytes([run]) * 16, 9, node, np.full(4, float(node), np.float32))
-
-    kept.replace(tmp_path, [model(1, 0), model(1, 3)])
-    assert [m.cluster for m in kept.above(tmp_path, model(1, 7))] == [0, 3]
-    assert kept.above(tmp_path, model(2, 7)) == []
-    kept.replace(tmp_path, [model(2, 0)])
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["above-00000.bin"]
-    assert kept.pick([model(2, 7)], None).cluster == 7

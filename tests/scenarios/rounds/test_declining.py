@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.rounds.quorum_and_deadline import shortage
 from aggregator.run_log import waiting_for
-from aggregator.shortage import shortage
 from crypto.seal.envelope import open_from_member, read_head, seal_to_member
 from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose

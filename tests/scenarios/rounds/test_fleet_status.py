@@ -13,7 +13,7 @@ from aggregator.status.record import RETURN_S
 from edge_client.learning.reading import LeftOut
 from edge_client.protocol import presence
 from edge_client.storage.state import DeviceState
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
 
 

@@ -18,7 +18,7 @@ from aggregator.strategies.base import (
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedavg import MODEL, FedAvg, FedAvgSettings
 from aggregator.strategies.registry import STRATEGIES
-from shoal.owner.runs.algorithms import describe
+from shoal.owner.runs.training import describe
 from shoal.protocol.documents import Capabilities
 from shoal.protocol.messages import Assignment, Phase, Share
 from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet, open_upload, reasons, thetas, uploads_of

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from edge_client.cli import app
 from edge_client.storage.finished_models import FinishedModels
-from shoal.owner.models.choosing import sign_choice
+from shoal.owner.console.asking import sign_choice
 from shoal.protocol.requests import Outcome, RequestAction
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.fleets import make_fleet
 from tests.helpers.owner_models import reader_of
 from tests.scenarios.rounds.test_finished_models import begin_run, finish

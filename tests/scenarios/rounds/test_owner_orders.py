@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.rounds.phases import RunPhase, phase_of
+from aggregator.rounds.state import RunPhase, phase_of
 from aggregator.status.answers import RunPage, decoded
 from aggregator.status.record import FleetStatus
 from edge_client.storage.finished_models import FinishedModels

@@ -7,11 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from aggregator.cli import app
-from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL
-from aggregator.shortage import TOO_SMALL_HINT
+from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, TOO_SMALL_HINT
 from aggregator.status.live_file import LiveFile
 from shoal.protocol.requests import RequestAction
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, thetas
 

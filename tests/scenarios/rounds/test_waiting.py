@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from aggregator.cli import app
 from aggregator.status.live_file import LiveFile
 from shoal.protocol.recipe import Recipe
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, make_fleet
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from aggregator.membership import AggregatorMembership
 from aggregator.run_service import RunService
-from aggregator.storage.run_status import read_records
+from aggregator.storage.store import read_records
 from aggregator.workers import RunWorkers
 from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_group, read_head, seal_to_member
 from edge_client.learning.nearest import nearest_model
-from edge_client.models.catching_up import catch_up
 from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
+from edge_client.models.recipes import catch_up
 from edge_client.models.states import ModelStates
 from edge_client.protocol.presence import presence
 from shoal.errors import ShoalError

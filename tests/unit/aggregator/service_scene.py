@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aggregator.run_service import RunService
-from aggregator.storage.run_status import read_plan, read_records
-from aggregator.storage.store import Store
+from aggregator.storage.store import Store, read_plan, read_records
 from aggregator.workers import RunWorkers
 from crypto.seal.envelope import open_from_group, read_head, seal_to_member
 from edge_client.protocol.presence import presence

@@ -10,11 +10,10 @@ import pytest
 
 from aggregator.config import AggregatorConfig
 from aggregator.daemon import Daemon, _Stop, serve
-from aggregator.rounds.orders import Order
+from aggregator.rounds.state import Order
 from aggregator.status.live_file import read_live
-from aggregator.storage.run_status import read_records
 from aggregator.storage.signed_runs import RunFiles, is_finished
-from aggregator.storage.store import Store
+from aggregator.storage.store import Store, read_records
 from shoal.errors import BrokerUnreachableError, StorageError, TakenOverError, UntrustedError
 from shoal.protocol.requests import RequestAction
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver

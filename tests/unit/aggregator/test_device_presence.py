@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from aggregator.device_presence import DevicePresence, PresenceInbox
-from aggregator.rounds.events import CameOnline, WentOffline
+from aggregator.inbound import DevicePresence, PresenceInbox
+from aggregator.rounds.state import CameOnline, WentOffline
 from aggregator.status.watch import FleetWatch
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group
 from crypto.seal.identity import Identity

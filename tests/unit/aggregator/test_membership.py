@@ -7,8 +7,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group
-from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, fingerprint, sign_document
 from edge_client.protocol.presence import presence
 from shoal.errors import ConfigError, UntrustedError
 from shoal.membership.directory import ROSTER_FILE

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from aggregator.membership import AggregatorMembership
-from aggregator.notices import NoticeBoard
-from aggregator.storage.owner_orders import OwnerOrders
+from aggregator.publisher import NoticeBoard
+from aggregator.storage.signed_runs import OwnerOrders
 from crypto.seal.envelope import open_from_group, read_head
 from shoal.protocol.chunking import parse
 from shoal.protocol.codec import decode

@@ -6,8 +6,7 @@ import pytest
 
 from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.envelope import SealError
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.roster import ReplacedError, RosterForkError
 from shoal.protocol.channels import KEYS

@@ -10,7 +10,7 @@ from aggregator.membership import AggregatorMembership
 from aggregator.owner_requests import OwnerRequests
 from aggregator.run_control import RunControl
 from aggregator.storage.backup import restore, save
-from aggregator.storage.owner_orders import OwnerOrders
+from aggregator.storage.signed_runs import OwnerOrders
 from crypto.seal.envelope import SealError
 from crypto.seal.identity import Identity
 from shoal import limits
@@ -117,7 +117,7 @@ def test_full_disk_is_answered(desk, monkeypatch):
     def refuse(*_args, **_options):
         raise StorageError("the disk is full", hint="free some space")
 
-    monkeypatch.setattr("aggregator.storage.owner_orders.write_atomic", refuse)
+    monkeypatch.setattr("aggregator.storage.signed_runs.write_atomic", refuse)
     answer, _ = desk.ask()
     assert (answer.outcome, answer.reason, answer.hint) == (Outcome.FAILED, "the disk is full", "free some space")
 

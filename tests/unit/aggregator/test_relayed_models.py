@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from aggregator.relayed_models import RelayedModels
+from aggregator.publisher import RelayedModels
 from aggregator.rounds.held_models import offers_of
 from aggregator.strategies.base import ClusterModel, RoundPlan
 from shoal.protocol import channels

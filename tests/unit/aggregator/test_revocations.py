@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.revocations import FIRST_PAUSE_S, MAX_PAUSE_S, Revocations
+from aggregator.publisher import FIRST_PAUSE_S, MAX_PAUSE_S, Revocations
 from crypto.seal.envelope import GroupKey, seal_to_group
 from crypto.seal.identity import Identity
 from shoal.protocol.chunking import ChunkKind, split

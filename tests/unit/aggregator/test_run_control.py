@@ -8,11 +8,10 @@ from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
 from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts
 from aggregator.status.live_file import LIVE_FILE
-from aggregator.storage.owner_orders import OwnerOrders
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
-from shoal.owner.keys.run_files import run_file
-from shoal.owner.models.choosing import sign_choice
+from aggregator.storage.signed_runs import OwnerOrders
+from crypto.seal.identity import Identity, sign_document
+from shoal.owner.console.asking import sign_choice
+from shoal.owner.keys.vault import run_file
 from shoal.protocol.documents import ModelChoice
 from shoal.protocol.requests import Outcome, RequestAction
 from shoal.util.state_codec import encode_state

@@ -5,9 +5,8 @@ import logging
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed, Ordered, RoundRecord, WentOffline
-from aggregator.rounds.orders import Order
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
+from aggregator.rounds.state import DeadlinePassed, Order, Ordered, RoundRecord, WentOffline
 from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, too_small, waiting_for
 from tests.helpers.engines import give, opened
 from tests.helpers.plans import run_plan

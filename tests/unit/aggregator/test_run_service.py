@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed
+from aggregator.rounds.state import DeadlinePassed
 from aggregator.run_service import LOOK_S
 from edge_client.protocol.presence import presence
 from shoal.protocol.topics import TopicKind

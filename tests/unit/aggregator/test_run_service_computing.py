@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from aggregator.numerics.parted import MOST_COMPARED, check_gram_size
-from aggregator.rounds.orders import Order
-from aggregator.storage.run_status import read_records
+from aggregator.rounds.state import Order
+from aggregator.storage.store import read_records
 from aggregator.uploads.states import UploadState
 from aggregator.workers import RunWorkers, ThreadWorkers
 from shoal.protocol.messages import Action

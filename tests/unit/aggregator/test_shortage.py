@@ -3,9 +3,8 @@
 import dataclasses
 
 from aggregator.persistent import PersistentSet
-from aggregator.rounds.events import CameOnline, DeadlinePassed, Declined, Left, WentOffline
-from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL
-from aggregator.shortage import TOO_SMALL_HINT, shortage
+from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, TOO_SMALL_HINT, shortage
+from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, WentOffline
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 

@@ -17,7 +17,7 @@ from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
 from shoal.task.data_declaration import DataDeclaration
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
 
 CONNECTED = {"connected": True, "broker": "mqtt://reef:1883", "since": "2026-11-18T11:06:40Z"}

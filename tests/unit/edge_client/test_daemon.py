@@ -13,8 +13,8 @@ from edge_client.daemon import BIRTH_FILE, next_birth, serve
 from shoal.errors import ConfigError, DataError, NotEnrolledError, StorageError, UntrustedError
 from shoal.transport.base import Connected, TakenOver
 from shoal.transport.inbox import Inbox
-from shoal.util import locks
-from shoal.util.locks import exclusive
+from shoal.util import files
+from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
 
 
@@ -218,7 +218,7 @@ def test_missing_data_before_the_lock(place):
 
 def test_second_program_is_refused(place, monkeypatch):
     """A second program in the directory is refused."""
-    monkeypatch.setattr(locks, "TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(files, "TAKE_OVER_S", 0.0)
     with exclusive(place.dir, wait_s=0, hint="-"), pytest.raises(ConfigError) as caught:
         serve(place)
     assert caught.value.hint == "one `shoal-edge run` serves a device; end the other first"

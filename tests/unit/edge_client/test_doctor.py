@@ -13,7 +13,7 @@ from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import RUN_FILE, DeviceState, OwnModel
 from shoal.errors import StorageError
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
 
 

@@ -16,7 +16,7 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
 
 

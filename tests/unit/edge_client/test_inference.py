@@ -9,8 +9,7 @@ import pytest
 
 from edge_client import inference
 from edge_client.inference import Chosen, choose, export, predict, softmax
-from edge_client.storage.finished_models import FinishedModels, Validation
-from edge_client.storage.personal_choice import PersonalChoice
+from edge_client.storage.finished_models import FinishedModels, PersonalChoice, Validation
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, DataError, IntegrityError, NotEnrolledError

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.protocol import channels

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from edge_client import cli, inference, personalise
+from edge_client import cli, inference
 from edge_client.config import EdgeConfig
 from edge_client.learning.data import Dataset
 from edge_client.membership import DeviceMembership
+from edge_client.run import finishing
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError
 from shoal.task.data_declaration import DataDeclaration
@@ -24,7 +25,7 @@ NAME = "dev-00"
 def niceness(monkeypatch):
     """Record changes of the priority of this process instead of making them."""
     found = []
-    monkeypatch.setattr(personalise.os, "setpriority", lambda *arguments: found.append(arguments))
+    monkeypatch.setattr(finishing.os, "setpriority", lambda *arguments: found.append(arguments))
     return found
 
 
@@ -56,9 +57,9 @@ def test_command_chooses_as_the_device_does(ended, folder, source, niceness):
     finish_of(ended, NAME)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
-    model, choice = personalise.personalise(EdgeConfig(folder, source))
+    model, choice = finishing.personalise(EdgeConfig(folder, source))
     assert (model.run, choice.choice, choice.fits) == (1, by_device.choice, by_device.fits)
-    assert niceness == [(personalise.os.PRIO_PROCESS, 0, 19)]
+    assert niceness == [(finishing.os.PRIO_PROCESS, 0, 19)]
 
 
 def test_finish_is_in_the_runs_scale(tmp_path, niceness):
@@ -74,12 +75,12 @@ def test_finish_is_in_the_runs_scale(tmp_path, niceness):
     np.savez(tmp_path / "d.npz", x=data[NAME].x, y=data[NAME].y)
     store = FinishedModels(folder)
     by_device = store.personal(store.models()[-1])[0]
-    assert personalise.personalise(EdgeConfig(folder, tmp_path / "d.npz"))[1].fits == by_device.fits
+    assert finishing.personalise(EdgeConfig(folder, tmp_path / "d.npz"))[1].fits == by_device.fits
     assert inference.choose(folder).evaluate(tmp_path / "d.npz").accuracy > 0.5
 
 
 def test_a_weight_adds_dittos_model(folder, source, niceness):
-    _, choice = personalise.personalise(EdgeConfig(folder, source, personal="0.5"))
+    _, choice = finishing.personalise(EdgeConfig(folder, source, personal="0.5"))
     assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "ditto", "alone"]
 
 
@@ -88,10 +89,10 @@ def test_other_samples_change_the_choice(folder, tmp_path, niceness):
     x = grouped_data(4, 2)[NAME].x
     np.savez(tmp_path / "x.npz", x=x)
     np.savez(tmp_path / "own.npz", x=x, y=inference.predict(folder, tmp_path / "x.npz"))
-    own = personalise.personalise(EdgeConfig(folder, tmp_path / "own.npz"))[1]
+    own = finishing.personalise(EdgeConfig(folder, tmp_path / "own.npz"))[1]
     flipped = Dataset(x, (grouped_data(4, 2)[NAME].y + 2) % 4)
     np.savez(tmp_path / "other.npz", x=flipped.x, y=flipped.y)
-    other = personalise.personalise(EdgeConfig(folder, tmp_path / "other.npz"))[1]
+    other = finishing.personalise(EdgeConfig(folder, tmp_path / "other.npz"))[1]
     assert own.fits[0].loss < other.fits[0].loss
     assert other.choice != "cluster"
 
@@ -101,15 +102,15 @@ def test_without_a_model_it_says_so(tmp_path):
     with make_fleet(tmp_path / "fleet") as fleet:
         directory = fleet.stage.device_dir(NAME)
         with pytest.raises(ConfigError, match="no finished model yet"):
-            personalise.personalise(EdgeConfig(directory, tmp_path / "none.npz"))
+            finishing.personalise(EdgeConfig(directory, tmp_path / "none.npz"))
         with pytest.raises(ConfigError, match="no finished model yet"):
-            personalise.back_to_cluster(FinishedModels(directory))
+            finishing.back_to_cluster(FinishedModels(directory))
 
 
 def test_nothing_to_go_back_from(folder):
     """There is nothing to go back from before a choice."""
     with pytest.raises(ConfigError, match="has not made a choice after run 1"):
-        personalise.back_to_cluster(FinishedModels(folder))
+        finishing.back_to_cluster(FinishedModels(folder))
 
 
 def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
@@ -150,7 +151,7 @@ def test_the_command_line(folder, source, niceness, capsys, monkeypatch):
 
 def test_damaged_choice_is_reported(folder, source, niceness, capsys):
     """A damaged choice is reported by status."""
-    personalise.personalise(EdgeConfig(folder, source))
+    finishing.personalise(EdgeConfig(folder, source))
     (path,) = (folder / "finished").glob("personal-*")
     path.write_bytes(b"x" * 50)
     cli.status(folder)

@@ -45,8 +45,7 @@ from shoal.transport.base import Connected, Qos, TakenOver, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.console import setup_logging
 from shoal.util.files import write_atomic
-from shoal.util.open_files import raise_open_files
-from shoal.util.process import settle
+from shoal.util.process import raise_open_files, settle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

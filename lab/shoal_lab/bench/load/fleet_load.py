@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aggregator.storage.run_status import rounds_closed, stored_vector_bytes
-from aggregator.storage.store import DATABASE
+from aggregator.storage.store import DATABASE, rounds_closed, stored_vector_bytes
 from crypto.seal.identity import Identity
 from edge_client import membership as enrolment
 from shoal import limits
@@ -38,7 +37,7 @@ from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds, memory_mb
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
-from shoal.util.open_files import raise_open_files
+from shoal.util.process import raise_open_files
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.experiments.common.experiment import one_of
 

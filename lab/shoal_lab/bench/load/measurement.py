@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Literal
 
-from aggregator.storage.run_status import read_records, uploads_stored
+from aggregator.storage.store import read_records, uploads_stored
 from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.transport.local_broker import free_port

@@ -56,8 +56,8 @@ from shoal_lab.bench.load.driver import (
 )
 
 if TYPE_CHECKING:
-    from aggregator.rounds.events import OpenRound
     from aggregator.rounds.held_models import KeptMean, KeptStep
+    from aggregator.rounds.state import OpenRound
     from crypto.seal.identity import Identity
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
@@ -148,8 +148,8 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
 
     from aggregator.numerics.backend import select
     from aggregator.rounds.engine import Engine
-    from aggregator.rounds.events import CameOnline, OpenRound
     from aggregator.rounds.held_models import offers_of, transcript_of
+    from aggregator.rounds.state import CameOnline, OpenRound
     from aggregator.storage.store import Store
     from aggregator.strategies.base import contribution_of
     from aggregator.strategies.registry import make_strategy

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.embedding import edc
-from aggregator.numerics.similarity import cosine_matrix
 from crypto.mask.derivation import MaskContext, derive
 from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret

@@ -249,7 +249,7 @@ class Study:
         runner: a function of the study, its resolved options and progress, or the function's place in this package, as
             ``module:function``.
         needs: names of data sets, as `shoal_lab.experiments.data.datasets.load` knows them.
-        figure: kind of figure for `shoal.report.plot`: accuracy, identity, perplexity, gap, clusters, norms, success,
+        figure: kind of figure for `shoal_lab.experiments.figures`: accuracy, identity, perplexity, gap, clusters, norms, success,
             chance, panels or fleet.
         resumable: the algorithms whose runs can be saved in a checkpoint.
         scenarios: descriptions of its scenarios by name, with title, kind, data, network and needs; empty if it has none.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.bipartition import bipartition
-from aggregator.numerics.similarity import cosine_matrix
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase

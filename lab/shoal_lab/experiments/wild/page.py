@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.report.pages import put_between
 from shoal_lab.experiments import table
+from shoal_lab.experiments.pages import put_between
 from shoal_lab.experiments.wild import goals
 from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS, Scenario
 

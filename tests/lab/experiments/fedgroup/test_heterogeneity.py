@@ -2,9 +2,9 @@
 
 import numpy as np
 from shoal_lab.experiments.fedgroup.heterogeneity import figures
+from shoal_lab.experiments.figures import panels_of
 from shoal_lab.experiments.studies.tasks import identical
 
-from shoal.report.plot import panels_of
 from shoal.simulation.data import Population, Shard
 from tests.helpers.studies import run
 

@@ -7,12 +7,12 @@ import pytest
 from shoal_lab.experiments import registry
 from shoal_lab.experiments.common.experiment import Options, Quiet
 from shoal_lab.experiments.data.datasets import MissingDataError
+from shoal_lab.experiments.figures import panels_of
 from shoal_lab.experiments.studies import run as module
 from shoal_lab.experiments.studies.alone import Alone
 from shoal_lab.experiments.studies.tasks import TASKS
 
 from shoal.errors import ConfigError, UsageError
-from shoal.report.plot import panels_of
 from tests.helpers.studies import run
 
 LABELS = {"model": "mlp", "hidden": 24}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.numerics.averaging import BLOCK_COLUMNS, StreamingMean, capped_weights, weighted_mean
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 
 RNG = np.random.default_rng(11)
 ROWS = RNG.standard_normal((9, BLOCK_COLUMNS + 1001), dtype=np.float32)

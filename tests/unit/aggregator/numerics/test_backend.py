@@ -14,13 +14,13 @@ from aggregator.numerics.backend import (
     CUDA_PAYS_FLOPS,
     Backend,
     NumpyBackend,
+    cosine_matrix,
     driver_visible,
     gram_flops,
     select,
 )
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.numerics.torch_backend import TorchBackend
 from shoal.errors import ConfigError
 

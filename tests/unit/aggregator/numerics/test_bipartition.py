@@ -11,9 +11,9 @@ from scipy.cluster.hierarchy import fcluster
 from scipy.cluster.hierarchy import linkage as linkage_tree
 from scipy.spatial.distance import squareform
 
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipartition, bipartition
-from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.similarity import cosine_matrix
+from aggregator.numerics.checks import NumericsError
 from shoal.errors import ConfigError, IntegrityError
 
 Matrix = NDArray[np.float64]

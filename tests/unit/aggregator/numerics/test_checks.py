@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from aggregator.numerics.checks import SYMMETRY_TOLERANCE, check_square, scipy_module, sklearn_module
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import SYMMETRY_TOLERANCE, NumericsError, check_square, scipy_module, sklearn_module
 from shoal.errors import ConfigError
 
 COSINES = np.array([[1.0, 0.25, -0.5], [0.25, 1.0, 0.0], [-0.5, 0.0, 1.0]])

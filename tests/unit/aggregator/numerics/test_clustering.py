@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 
+from aggregator.numerics.backend import gram
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.clustering import (
     by_first_appearance,
     complete_linkage,
     kmeans,
     kmeans_from_gram,
 )
-from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.similarity import gram
 
 ROOT = Path(__file__).parents[4]
 TRUTH = np.array([0, 1, 0, 2, 1, 2, 2, 0, 1, 0, 1, 2])

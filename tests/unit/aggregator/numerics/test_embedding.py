@@ -7,14 +7,13 @@ import importlib.util
 import numpy as np
 import pytest
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_matrix
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.embedding import (
     edc,
     edc_from_gram,
     madc,
 )
-from aggregator.numerics.errors import NumericsError
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.numerics.torch_backend import TorchBackend
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

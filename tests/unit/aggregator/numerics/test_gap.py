@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
 
 

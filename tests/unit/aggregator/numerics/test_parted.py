@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from aggregator.numerics.averaging import weighted_mean
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.backend import cosine_matrix, gram, precise_gram, products
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.parted import MOST_GRAM_BYTES, PartedVector, check_gram_size, is_parted
-from aggregator.numerics.similarity import cosine_matrix, gram, precise_gram, products
 from aggregator.strategies.base import norm_of
 from shoal.protocol.jobs import NodeKind
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import minimize
 
 from aggregator.numerics import robust
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.robust import (
     FALSE_SHARE,
     RULES,

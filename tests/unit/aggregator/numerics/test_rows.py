@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aggregator.numerics import rows as rows_module
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.rows import (
     BUFFER_BYTES,
     CHUNK_COLUMNS,

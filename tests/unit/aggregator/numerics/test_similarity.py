@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.backend import cosine_from_gram, cosine_matrix, gram
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.rows import CHUNK_COLUMNS
-from aggregator.numerics.similarity import cosine_from_gram, cosine_matrix, gram
 
 WIDE = np.random.default_rng(5).standard_normal((7, 2 * CHUNK_COLUMNS + 333), dtype=np.float32)
 

@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.numerics.averaging import StreamingMean
 from aggregator.numerics.backend import NumpyBackend
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.torch_backend import TorchBackend
 from shoal.errors import ConfigError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats.mstats import winsorize
 
-from aggregator.numerics.trimmed import FEWEST_TRIMMED, inner, winsorised
+from aggregator.numerics.robust import FEWEST_TRIMMED, inner, winsorised
 
 
 @pytest.mark.parametrize("count", range(1, 13))

@@ -12,8 +12,8 @@ import pytest
 from aggregator.config import AggregatorConfig
 from aggregator.membership import AggregatorMembership
 from aggregator.page import feed as feed_module
-from aggregator.page import service as service_module
-from aggregator.page.service import FleetPage
+from aggregator.page import server
+from aggregator.page.server import FleetPage
 from shoal.errors import ConfigError, WireError
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.pages import facts
@@ -81,7 +81,7 @@ def test_loop_hands_over_once_in_a_second(config, membership):
 
 def test_sensors_are_published_in_a_thread(config, membership, monkeypatch, caplog):
     """Sensors are published in a thread and a full queue is logged once."""
-    monkeypatch.setattr(service_module, "UPDATE_S", 0.01)
+    monkeypatch.setattr(server, "UPDATE_S", 0.01)
     monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
     transport = Sent(full=True)
     page = FleetPage(dataclasses.replace(config, http="", home_assistant="homeassistant"), membership, transport)

@@ -5,8 +5,8 @@ import base64
 import numpy as np
 import pytest
 
-from aggregator.rounds import cosines
-from aggregator.rounds.cosines import MOST_DEVICES, sampled_cosines
+from aggregator.rounds import closing
+from aggregator.rounds.closing import MOST_DEVICES, sampled_cosines
 from tests.helpers.plans import contribution
 
 
@@ -30,7 +30,7 @@ def test_large_fleet_is_sampled():
 
 def test_long_updates_are_compared_in_part(monkeypatch):
     """Long updates are compared on a part of their coordinates."""
-    monkeypatch.setattr(cosines, "MOST_COORDINATES", 512)
+    monkeypatch.setattr(closing, "MOST_COORDINATES", 512)
     rng = np.random.default_rng(1)
     shared = rng.standard_normal(20_000)
     given = [contribution(n, shared + rng.standard_normal(20_000)) for n in "ab"]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed, Declined
+from aggregator.rounds.state import DeadlinePassed, Declined
 from aggregator.run_log import RunLog, waiting_for
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, kinds, opened

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.duplicates_and_limits import Decision
-from aggregator.rounds.events import DeadlinePassed, Declined, Left, RoundClosed
+from aggregator.rounds.state import DeadlinePassed, Declined, Left, RoundClosed
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, mean_of, opened
 from tests.helpers.plans import D, digest_of, engine_of, stored, upload_of

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from aggregator.rounds.duplicates_and_limits import MAX_MARGIN, Decision
-from aggregator.rounds.events import CameOnline, DeadlinePassed, Left, WentOffline
+from aggregator.rounds.state import CameOnline, DeadlinePassed, Left, WentOffline
 from edge_client.learning.update import MARGIN_CLIP
 from shoal.protocol.messages import Assignment, Phase, Share
 from tests.helpers.plans import engine_of, run_plan, upload_of

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from aggregator.rounds.duplicates_and_limits import Decision
-from aggregator.rounds.events import CameOnline
+from aggregator.rounds.state import CameOnline
 from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 DEVICES = ("dev-1", "dev-2", "dev-3")

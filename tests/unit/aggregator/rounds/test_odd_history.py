@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from aggregator.rounds.odd_history import odd_history
+from aggregator.inbound import odd_history
 from aggregator.strategies.base import RoundPlan
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from tests.helpers.plans import engine_of, run_plan

@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.engine import STOPPED
-from aggregator.rounds.events import CameOnline, DeadlinePassed, Ordered, WentOffline
-from aggregator.rounds.orders import WORDS, Order, may_follow, newest
-from aggregator.rounds.phases import RunPhase, phase_of
+from aggregator.rounds.state import (
+    WORDS,
+    CameOnline,
+    DeadlinePassed,
+    Order,
+    Ordered,
+    RunPhase,
+    WentOffline,
+    may_follow,
+    newest,
+    phase_of,
+)
 from shoal.protocol.messages import Phase
 from tests.helpers.engines import DEVICES, give, kinds, online, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan

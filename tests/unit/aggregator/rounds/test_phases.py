@@ -5,8 +5,7 @@ import itertools
 
 import pytest
 
-from aggregator.rounds.events import CameOnline
-from aggregator.rounds.phases import TRANSITIONS, PhaseError, RunPhase, check_transition, phase_of
+from aggregator.rounds.state import TRANSITIONS, CameOnline, PhaseError, RunPhase, check_transition, phase_of
 from tests.helpers.engines import DEVICES, give, opened
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from aggregator.rounds.events import RoundClosed
-from aggregator.rounds.standing_apart import ROUNDS_APART, observed
+from aggregator.rounds.standstill import ROUNDS_APART, observed
+from aggregator.rounds.state import RoundClosed
 from aggregator.strategies.base import STANDS_APART
 from aggregator.strategies.robust import Finding, Standings
 from tests.helpers.engines import opened

@@ -9,7 +9,7 @@ from aggregator.persistent import PersistentList, PersistentSet
 from aggregator.rounds.closing import Watched
 from aggregator.rounds.duplicates_and_limits import MAX_FIGURE
 from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.resume import ResumeMetadata
+from aggregator.rounds.snapshot import ResumeMetadata
 from aggregator.rounds.state import (
     EngineState,
     on_declined,

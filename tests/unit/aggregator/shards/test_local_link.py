@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.shards.local_link import LocalLink
-from aggregator.shards.space import ShardsUnavailableError
+from aggregator.shards.calculation import ShardsUnavailableError
+from aggregator.shards.worker import LocalLink
 
 
 def test_a_missing_worker_is_named():

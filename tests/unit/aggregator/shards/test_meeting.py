@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.shards import meeting
+from aggregator.shards import sums
 from shoal.errors import UntrustedError, WireError
 from shoal.protocol.jobs import MAX_ADDRESS_BYTES, GroupAddress
 
@@ -13,9 +13,9 @@ def address(key="0/1", generation="g", value=b"a"):
 
 def test_meeting_takes_its_own_generation(monkeypatch):
     """A meeting takes addresses of its own generation and replaces none."""
-    monkeypatch.setattr(meeting, "JOIN_S", 0.01)
+    monkeypatch.setattr(sums, "JOIN_S", 0.01)
     sent = []
-    store = meeting.MeetingStore("g", 2, sent.append)
+    store = sums.MeetingStore("g", 2, sent.append)
     store.set("0/0", b"mine")
     assert sent == [address("0/0", value=b"mine")]
     store.take([address(), address(value=b"another"), address("0/0"), address("0/9", generation="before")])
@@ -25,7 +25,7 @@ def test_meeting_takes_its_own_generation(monkeypatch):
 
 
 def test_a_member_can_not_fill_a_meeting():
-    store = meeting.MeetingStore("g", 2, lambda _: None)
+    store = sums.MeetingStore("g", 2, lambda _: None)
     with pytest.raises(UntrustedError, match="more than 8 addresses"):
         store.take([address(f"0/{i}") for i in range(1000)])
     with pytest.raises(WireError, match="an address of"):

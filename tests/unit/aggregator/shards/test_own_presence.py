@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.shards.own_presence import signed_presence, witness
+from aggregator.shards.membership import signed_presence, witness
 from crypto.seal.identity import Identity
 from shoal.errors import UntrustedError
 

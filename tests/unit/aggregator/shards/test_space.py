@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.numerics.parted import PartedVector
-from aggregator.shards.space import Shards, ShardsUnavailableError
+from aggregator.shards.calculation import Shards, ShardsUnavailableError
 from shoal.protocol.jobs import JobDone, JobKind, MeanPlace, NodeKind
 from tests.unit.shoal.protocol.test_shards import with_workers
 

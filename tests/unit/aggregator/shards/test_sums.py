@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from aggregator.numerics.errors import NumericsError
+from aggregator.numerics.checks import NumericsError
 from aggregator.shards import sums
-from aggregator.shards.space import ShardsUnavailableError
+from aggregator.shards.calculation import ShardsUnavailableError
 from aggregator.shards.sums import BlockSender, DistributedLink, address_of
 from shoal.errors import ConfigError
 from shoal.protocol.jobs import Job, JobDone, JobKind, NodeKind, VectorNode

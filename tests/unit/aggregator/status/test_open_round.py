@@ -1,9 +1,8 @@
 """The facts of an engine's state, in each phase of a run."""
 
 from aggregator.rounds.engine import DeadlinePassed
-from aggregator.rounds.events import Ordered, WentOffline
-from aggregator.rounds.orders import Order
-from aggregator.status.open_round import run_facts
+from aggregator.rounds.state import Order, Ordered, WentOffline
+from aggregator.status.watch import run_facts
 from tests.helpers.engines import DEVICES, give, online, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
 

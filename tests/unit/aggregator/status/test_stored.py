@@ -6,18 +6,18 @@ import json
 import pytest
 
 from aggregator import cli
-from aggregator.rounds.events import RoundRecord
 from aggregator.rounds.standstill import NAMES_SHOWN
+from aggregator.rounds.state import RoundRecord
 from aggregator.run_log import CAPPED_HINT, OUT_OF_STEP_HINT, REFUSED_NORM_HINT, STANDS_APART_HINT
 from aggregator.status.facts import RunStatus
 from aggregator.status.live_file import LiveFile
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.store import DATABASE, Store
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import sign_document
 from shoal.errors import NotEnrolledError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
 

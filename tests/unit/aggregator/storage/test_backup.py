@@ -4,18 +4,17 @@ import dataclasses
 
 import pytest
 
-from aggregator.membership import AggregatorMembership
-from aggregator.publisher import TOLD_FILE
-from aggregator.rounds.orders import Order
+from aggregator.membership import TOLD_FILE, AggregatorMembership
+from aggregator.rounds.state import Order
 from aggregator.shards import membership as workers
 from aggregator.storage.backup import restore, save
-from aggregator.storage.owner_orders import CHOICE_FILE, ORDERS_FILE, OwnerOrders, read_orders
+from aggregator.storage.signed_runs import CHOICE_FILE, ORDERS_FILE, OwnerOrders, read_orders
 from crypto.seal.passphrase import Lock
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError
 from shoal.membership import backup as backups
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, LEAST_FILE, ROSTER_FILE
-from shoal.owner.keys.backup import pack
+from shoal.owner.enrolment.recovery import pack
 from shoal.protocol.codec import encode
 from tests.helpers.parties import Parties
 from tests.helpers.run_places import RunPlace

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.rounds.resume import ResumeMetadata
-from aggregator.storage.run_status import read_records
-from aggregator.storage.store import Store
+from aggregator.rounds.snapshot import ResumeMetadata
+from aggregator.storage.store import Store, read_records
 from aggregator.storage.vector_log import UpdateFiles
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.util.state_codec import Encoded

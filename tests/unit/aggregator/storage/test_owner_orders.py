@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregator.rounds.orders import Order
-from aggregator.storage.owner_orders import ORDERS_FILE, OwnerOrders, read_orders
+from aggregator.rounds.state import Order
+from aggregator.storage.signed_runs import ORDERS_FILE, OwnerOrders, read_orders
 from shoal.errors import ConfigError, IntegrityError
 
 RUN = b"r" * 16
@@ -34,7 +34,7 @@ def test_failed_write_changes_nothing(tmp_path, monkeypatch):
     def refuse(*_args, **_options):
         raise ConfigError("the disk is full")
 
-    monkeypatch.setattr("aggregator.storage.owner_orders.write_atomic", refuse)
+    monkeypatch.setattr("aggregator.storage.signed_runs.write_atomic", refuse)
     with pytest.raises(ConfigError):
         orders.accept(1, RUN, Order.PAUSE)
     assert (orders.accepted, orders.of(RUN)) == (0, Order.GO)

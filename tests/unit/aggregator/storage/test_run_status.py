@@ -6,8 +6,10 @@ import sqlite3
 
 import pytest
 
-from aggregator.rounds.resume import ResumeMetadata
-from aggregator.storage.run_status import (
+from aggregator.rounds.snapshot import ResumeMetadata
+from aggregator.storage.store import (
+    DATABASE,
+    Store,
     read_key_version,
     read_last_record,
     read_plan,
@@ -15,7 +17,6 @@ from aggregator.storage.run_status import (
     rounds_closed,
     uploads_stored,
 )
-from aggregator.storage.store import DATABASE, Store
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
 from shoal.util.state_codec import Encoded

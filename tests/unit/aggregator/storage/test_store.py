@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.closing import Watched
-from aggregator.rounds.resume import ResumeMetadata
-from aggregator.storage.run_status import read_records
-from aggregator.storage.store import Store
+from aggregator.rounds.snapshot import ResumeMetadata
+from aggregator.storage.store import Store, read_records
 from aggregator.strategies.base import norm_of
 from shoal.errors import IntegrityError
 from shoal.util.state_codec import Encoded

@@ -12,8 +12,7 @@ from aggregator.rounds.engine import CameOnline
 from aggregator.rounds.snapshot import dump, load
 from aggregator.storage import records
 from aggregator.storage.records import BLOCK_ROUNDS
-from aggregator.storage.run_status import read_last_record, read_records
-from aggregator.storage.store import Store
+from aggregator.storage.store import Store, read_last_record, read_records
 from shoal.errors import IntegrityError
 from tests.helpers.plans import D, append_upload, digest_of, engine_of, run_plan, upload_of
 

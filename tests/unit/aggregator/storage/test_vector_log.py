@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.backend import gram
 from aggregator.numerics.rows import RESIDENT_BYTES
-from aggregator.numerics.similarity import gram
 from aggregator.storage.vector_log import UpdateFiles
 from tests.helpers.processes import memory_bytes
 

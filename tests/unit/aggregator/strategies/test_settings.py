@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from aggregator.strategies.base import StrategySettings
 from aggregator.strategies.registry import STRATEGIES, make_strategy, settings_of
-from aggregator.strategies.settings import StrategySettings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import Capabilities
 from tests.helpers.plans import run_plan

@@ -1,7 +1,7 @@
 """Answers to uploads: complete once the run's last round is answered."""
 
-from aggregator.storage.upload import UploadRef
-from aggregator.uploads.acknowledgements import Acknowledgements
+from aggregator.storage.store import UploadRef
+from aggregator.uploads.retransmission import Acknowledgements
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from tests.helpers.plans import run_plan
 from tests.helpers.uploads import Membership, Recorder

@@ -4,7 +4,7 @@ import queue
 
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed, WentOffline
+from aggregator.rounds.state import DeadlinePassed, WentOffline
 from aggregator.uploads.states import UploadState
 from aggregator.workers import ThreadWorkers
 from shoal.protocol.messages import Action

@@ -7,10 +7,9 @@ import pytest
 from aggregator.publisher import first_reminder_s
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.state import EngineState
-from aggregator.storage.upload import UploadRef
+from aggregator.storage.store import UploadRef
 from aggregator.strategies.base import RoundPlan
-from aggregator.uploads.acknowledgements import Acknowledgements
-from aggregator.uploads.retransmission import PAUSE_S, Retransmission
+from aggregator.uploads.retransmission import PAUSE_S, Acknowledgements, Retransmission
 from aggregator.uploads.states import UploadEvent, UploadTable
 from shoal import limits
 from shoal.protocol.chunking import ChunkKind, split, transfer_id

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from aggregator.storage.upload import UploadRef
+from aggregator.storage.store import UploadRef
 from aggregator.uploads.states import (
     ANSWERED,
     TRANSITIONS,

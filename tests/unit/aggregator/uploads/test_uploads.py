@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.rounds.events import DeadlinePassed
+from aggregator.rounds.state import DeadlinePassed
 from aggregator.uploads.states import UploadState
 from shoal.protocol.messages import Action
 from tests.helpers.uploads import Scene, Sent

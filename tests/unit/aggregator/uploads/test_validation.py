@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from aggregator.membership import FalseMessageError
-from aggregator.rounds.events import Declined
+from aggregator.rounds.state import Declined
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from crypto.seal.envelope import SealError, seal_to_member
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol import channels

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.identity import SIGNATURE_BYTES, Identity
-from crypto.seal.signed import open_document, peek_document, sign_document
+from crypto.seal.identity import SIGNATURE_BYTES, Identity, open_document, peek_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Card, Roster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.models.catching_up import catch_up
+from edge_client.models.recipes import catch_up
 from shoal.protocol.states import StateId
 from tests.helpers.model_states import recipe, step
 

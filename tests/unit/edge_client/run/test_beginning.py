@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from crypto.seal.envelope import SealError
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import sign_document
 from edge_client import membership as devices
 from edge_client.membership import DeviceMembership
 from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.models.store import StateStore
-from edge_client.run.beginning import LateStart, keep_run, open_run, resume_run, stored_run
-from edge_client.run.following import RunFollower
+from edge_client.run.beginning import LateStart, RunFollower, keep_run, open_run, resume_run, stored_run
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
 from shoal.membership.statements import sign_statement

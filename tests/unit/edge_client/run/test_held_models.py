@@ -432,7 +432,7 @@ def test_follower_verifies_no_signature(scene, models, monkeypatch):
     steps = to_round(scene, models, 3)
     device, member = models["dev-1"], scene.parties.members["dev-1"]
     verified = []
-    monkeypatch.setattr("crypto.seal.signed.check_document", lambda *_: verified.append(1))
+    monkeypatch.setattr("crypto.seal.identity.check_document", lambda *_: verified.append(1))
     monkeypatch.setattr("shoal.membership.statements.check_document", lambda *_: verified.append(1))
     signed = statements(scene, models, 3)
     announced = scene.announcement(4, steps=steps, statements=signed)

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.signed import sign_document
-from edge_client.run.package import check_followable, open_plan, owners_plan, task_of
+from crypto.seal.identity import sign_document
+from edge_client.run.policy import check_followable, open_plan, owners_plan, task_of
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage, SegmentSpec

@@ -16,8 +16,8 @@ from shoal.errors import ConfigError, IntegrityError, ShoalError, UsageError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ModelChoice
 from shoal.util.checked_files import write_checked
+from shoal.util.console import second
 from shoal.util.files import private_directory, write_private
-from shoal.util.times import second
 from tests.helpers.power_cuts import CutAt, cut_at
 from tests.helpers.tasks import logistic_bundle
 

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from edge_client.storage import finished_models
-from edge_client.storage.finished_models import FINISHED_MODELS_KEPT, FinishedModels, Validation
-from edge_client.storage.personal_choice import CandidateFit, PersonalChoice, pack, unpack
+from edge_client.storage.finished_models import (
+    FINISHED_MODELS_KEPT,
+    CandidateFit,
+    FinishedModels,
+    PersonalChoice,
+    Validation,
+    pack,
+    unpack,
+)
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.limits import LOW_DISK_BYTES

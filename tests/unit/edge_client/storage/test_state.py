@@ -1,18 +1,15 @@
 """A device's files: written completely or not at all, private, and refused if damaged."""
 
-import dataclasses
 import stat
 
 import numpy as np
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
-from edge_client.storage import path_models as kept
 from edge_client.storage.state import TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
-from shoal.errors import ConfigError, IntegrityError, StorageError
+from shoal.errors import IntegrityError, StorageError
 from shoal.util.files import private_directory, write_private
 from tests.helpers.disks import fill, small_disk
-from tests.helpers.plans import run_plan
 
 MARK = ReplayWatermark(3, 1, 7, b"n" * 16)
 THETA = np.arange(5, dtype=np.float32) / 3
@@ -21,19 +18,6 @@ THETA = np.arange(5, dtype=np.float32) / 3
 @pytest.fixture
 def state(tmp_path):
     return DeviceState(private_directory(tmp_path / "device"))
-
-
-def test_final_model_is_of_the_run_and_round(state):
-    plan = run_plan(rounds=6)
-    assert not state.lacks_final_model(dataclasses.replace(MARK, round=6), plan)
-    assert state.lacks_final_model(MARK, plan)
-    for run_id, round_ in ((plan.run_id, 6), (b"x" * 16, 7)):
-        state.save_model(OwnModel(1, run_id, round_, 0, THETA), durable=True)
-        assert state.lacks_final_model(MARK, plan)
-    state.save_model(OwnModel(1, plan.run_id, 7, 0, THETA), durable=True)
-    assert not state.lacks_final_model(MARK, plan)
-    write_private(state.directory / "model.bin", b"junk")
-    assert state.lacks_final_model(MARK, plan)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -59,23 +43,6 @@ def test_a_damaged_model_is_refused(state, change):
     write_private(path, change(path.read_bytes()))
     with pytest.raises(IntegrityError):
         state.load_model()
-
-
-def test_vanished_model_is_passed_over(state, monkeypatch):
-    """A model above that goes while it is looked for is passed over."""
-    own = OwnModel(1, b"r" * 16, 7, 9, THETA)
-    kept.replace(state.directory, [OwnModel(1, b"r" * 16, 7, m, THETA) for m in (0, 3, 5)])
-    real = kept.read_model
-
-    def read(path):
-        (state.directory / "above-00003.bin").unlink(missing_ok=True)
-        return real(path)
-
-    monkeypatch.setattr(kept, "read_model", read)
-    assert [m.cluster for m in kept.above(state.directory, own)] == [0, 5]
-    (state.directory / "above-00005.bin").chmod(0o644)
-    with pytest.raises(ConfigError, match="readable by others"):
-        kept.above(state.directory, own)
 
 
 def test_every_file_is_private(state):

@@ -7,8 +7,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError

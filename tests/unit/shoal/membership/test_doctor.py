@@ -9,7 +9,7 @@ import pytest
 from edge_client.config import EdgeConfig
 from shoal.membership import doctor
 from shoal.membership.doctor import local_checks, membership_checks
-from shoal.util.checks import Check
+from shoal.util.console import Check
 from tests.helpers.parties import Parties
 
 DAY_S = 86400

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from crypto.seal.envelope import seal_to_member
-from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.signed import open_document, sign_document
+from crypto.seal.identity import Identity, fingerprint, open_document, sign_document
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.grants import (
     AGGREGATOR_ROLE,

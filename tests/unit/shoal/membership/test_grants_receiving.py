@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from crypto.seal.envelope import SealError
-from crypto.seal.identity import Identity, fingerprint
+from crypto.seal.identity import Identity, fingerprint, sign_document
 from crypto.seal.receiving import ReceivingSecrets
-from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.errors import UntrustedError, WireError
 from shoal.membership import grants

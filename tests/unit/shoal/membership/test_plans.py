@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError, WireError, WireVersionError
 from shoal.membership.plans import open_plan
 from shoal.protocol.codec import encode

@@ -7,8 +7,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
@@ -16,8 +15,7 @@ from shoal.membership import directory as memberships
 from shoal.membership.directory import KEY_FILE, LEAST_FILE, ROSTER_FILE, make_identity
 from shoal.membership.grants import DEVICE_ROLE, open_card
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.util.files import write_private
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive, write_private
 from tests.helpers.receiving import device_card
 
 SPAWN = multiprocessing.get_context("spawn")

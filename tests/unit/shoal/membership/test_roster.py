@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError
 from shoal.membership.roster import aggregator_of, open_roster
 from shoal.protocol.documents import Roster

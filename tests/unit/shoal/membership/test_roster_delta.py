@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.errors import UntrustedError, WireError
-from shoal.membership.roster import open_roster
-from shoal.membership.roster_delta import apply_change, roster_change
+from shoal.membership.roster import apply_change, open_roster, roster_change
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, Roster
 

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 import shoal.membership.statements as module
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError, UsageError, WireError
 from shoal.membership.statements import (
     Claim,

@@ -11,7 +11,7 @@ from shoal.owner import doctor
 from shoal.owner.doctor import diagnose
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind
-from shoal.util.checks import ok
+from shoal.util.console import ok
 from tests.helpers.enrolments import TOPICS, Connected, Scene
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from shoal.page.tree import MOST_STEPS, ClusterTree
+from shoal.page.history import MOST_STEPS, ClusterTree
 
 
 def grown(*rounds):

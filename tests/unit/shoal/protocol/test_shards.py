@@ -1,4 +1,4 @@
-"""Borders of parts, and jobs that a worker can carry out."""
+"""Borders of parts."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Member, RunPlan
-from shoal.protocol.jobs import Job, JobKind, NodeKind, VectorNode
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.shards import borders, digest_over, mean_part_number, part_bytes, part_of
 from shoal.protocol.states import checkpoint_number, mean_number
@@ -53,32 +52,5 @@ def test_digest_depends_on_order_of_parts():
     assert digest_over([bytes(32), b"\1" * 32]) != digest_over([b"\1" * 32, bytes(32)])
 
 
-def job(*nodes, vectors=(0,), **changes):
-    fixed = {"run_id": bytes(16), "number": 1, "kind": JobKind.NORMS, "round": 1, "generation": ""}
-    return Job(**{**fixed, "devices": ("a",), "digests": (bytes(32),), "nodes": nodes, "vectors": vectors, **changes})
-
-
-UPDATE = VectorNode(NodeKind.UPDATE, (0,))
-
-
 def test_without_workers_there_are_no_parts():
     assert borders(100, 0) == ()
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: job(UPDATE, devices=()), "other digests"),
-        (lambda: job(UPDATE, vectors=(1,)), "does not make"),
-        (lambda: job(VectorNode(NodeKind.UPDATE, (1,))), "not there"),
-        (lambda: job(VectorNode(NodeKind.SUM, (0, 0))), "not there"),
-        (lambda: job(UPDATE, VectorNode(NodeKind.SUM, (0,))), "a sum of 1"),
-        (lambda: job(UPDATE, VectorNode(NodeKind.MEAN, (0,))), "and 0 numbers"),
-        (lambda: job(UPDATE, VectorNode(NodeKind.SLICE, (0, 0, 4, 0))), "not there"),
-        (lambda: job(UPDATE, VectorNode(NodeKind.TIMES, (0,), (float("nan"),))), "not finite"),
-        (lambda: job(UPDATE, kind=JobKind.MEANS), "does not name"),
-    ],
-)
-def test_job_that_makes_no_sense_is_refused(make, reason):
-    with pytest.raises(WireError, match=reason):
-        make()

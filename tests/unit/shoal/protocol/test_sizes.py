@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.identity import Identity
+from crypto.seal.identity import Identity, sign_document
 from crypto.seal.receiving import ReceivingSecrets
-from crypto.seal.signed import sign_document
 from shoal import limits
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse

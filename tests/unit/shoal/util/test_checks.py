@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.errors import ConfigError, DataError
-from shoal.util.checks import EXIT_UNHEALTHY, Check, checked, ok, report
+from shoal.util.console import EXIT_UNHEALTHY, Check, checked, ok, report
 
 GOOD, POOR, BAD = (
     ok("disk", "9 MiB free"),

@@ -3,7 +3,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from shoal.util.full_help import HelpAll, reveal, reveals
+from shoal.util.options import HelpAll, reveal, reveals
 
 app = typer.Typer(rich_markup_mode=None)
 

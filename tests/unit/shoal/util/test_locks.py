@@ -10,7 +10,7 @@ import time
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.util.locks import exclusive, in_use
+from shoal.util.files import exclusive, in_use
 
 HINT = "end the other one"
 SPAWN = multiprocessing.get_context("spawn")

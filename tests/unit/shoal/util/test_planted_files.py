@@ -18,8 +18,17 @@ from edge_client.storage.pending_upload import PENDING_FILES, PendingUploadFiles
 from shoal.errors import ConfigError
 from shoal.membership.directory import KEY_FILE
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.util.files import check_directory, open_own, private_directory, read_private, write_atomic, write_private
-from shoal.util.locks import LOCK_FILE, exclusive, in_use
+from shoal.util.files import (
+    LOCK_FILE,
+    check_directory,
+    exclusive,
+    in_use,
+    open_own,
+    private_directory,
+    read_private,
+    write_atomic,
+    write_private,
+)
 from tests.helpers.plans import run_plan
 
 STRANGER = 12345

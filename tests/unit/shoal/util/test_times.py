@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.util.times import day, second, span
+from shoal.util.console import day, second, span
 
 
 @pytest.mark.parametrize("at_s", [2**40, 2**63, 2**64 - 1])

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.gap import overlap
-from aggregator.numerics.similarity import cosine_matrix
 from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, noise, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution

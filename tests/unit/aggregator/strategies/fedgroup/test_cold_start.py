@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.strategies.fedgroup.cold_start import fewest_updates, group_updates, nearest_directions, random_centres
+from aggregator.strategies.fedgroup.strategy import fewest_updates, group_updates, nearest_directions, random_centres
 
 RNG = np.random.default_rng(21)
 TRUTH = [0, 1, 2, 1, 0, 2, 2, 0, 1, 1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.fedgroup.intergroup import MAX_SCALE, aggregate, length_after
+from aggregator.strategies.fedgroup.strategy import MAX_SCALE, aggregate, length_after
 from shoal.errors import ConfigError, IntegrityError, WireError
 from shoal.protocol.messages import Phase
 from shoal.protocol.states import Term

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.drawing import drawn
-from aggregator.strategies.fedgroup.cold_start import nearest_directions, random_centres
+from aggregator.strategies.fedgroup.strategy import nearest_directions, random_centres
 from aggregator.strategies.registry import settings_of
 from edge_client.learning.nearest import nearest_direction
 from shoal.errors import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.strategies.grouping.comparison import GAIN, gain_of_groups
+from aggregator.strategies.grouping.search import GAIN, gain_of_groups
 
 TWO = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
 ONE = {"a": 1.0, "b": 1.1, "c": 0.9, "d": 2.0, "e": 2.1, "f": 1.9}

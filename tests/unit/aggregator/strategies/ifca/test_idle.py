@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.strategies.ifca.idle import IDLE_ROUNDS
+from aggregator.strategies.ifca.strategy import IDLE_ROUNDS
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = tuple(f"dev-{i:02d}" for i in range(12))

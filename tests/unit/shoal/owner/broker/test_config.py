@@ -11,8 +11,7 @@ from cryptography import x509
 
 from aggregator import membership as aggregators
 from aggregator.page.home_assistant import HomeAssistant, sensor_topics
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError

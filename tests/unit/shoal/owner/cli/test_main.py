@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 import typer
 
-from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, fingerprint, sign_document
 from shoal.errors import ConfigError, NotEnrolledError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
 from shoal.owner.cli import main, runs
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_files import run_file
-from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.keys.vault import ROSTER_FILE, run_file
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
-from shoal.util.files import write_private
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive, write_private
 from tests.helpers.plans import run_plan
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle

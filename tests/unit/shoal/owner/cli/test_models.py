@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import ConfigError, NotReadyError
 from shoal.owner.cli import models as cli
-from shoal.owner.keys.versions import VERSIONS_FILE
+from shoal.owner.keys.vault import VERSIONS_FILE
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
@@ -22,7 +22,7 @@ def connect(monkeypatch):
         def read(_fleet, _wait_s, _tell, run=0):
             return reader_of(fleet, run)
 
-        monkeypatch.setattr("shoal.owner.models.connection.read_models", read)
+        monkeypatch.setattr("shoal.owner.models.reader.read_models", read)
         return fleet.stage.fleet.path
 
     return to

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from shoal.errors import BrokerUnreachableError, ShoalError
 from shoal.owner.cli.main import app
-from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.vault import run_file
 from shoal.version import WIRE
 from tests.helpers.fleets import make_exact_fleet
 
@@ -30,7 +30,7 @@ def call(fleet, monkeypatch):
         question = fleet.ask(action, **parts)
         return question.document(), question.answer.answered_at_s
 
-    monkeypatch.setattr("shoal.owner.console.connection.ask", ask)
+    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
 
     def invoke(verb, *arguments, status=0):
         words = ["run", verb, str(fleet.stage.fleet.path), *map(str, arguments)]
@@ -134,7 +134,7 @@ def test_run_that_can_not_be_sent_is_stored(call, monkeypatch):
     def ask(*_arguments, **_parts):
         raise BrokerUnreachableError("no broker", hint="start it")
 
-    monkeypatch.setattr("shoal.owner.console.connection.ask", ask)
+    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
     error = call("start", "--run", 1, status=5).error
     assert error.hint.startswith("start it; run 1 is signed and stored: shoal-fleet run start ")
 

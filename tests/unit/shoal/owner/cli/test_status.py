@@ -51,7 +51,7 @@ def call(fleet, monkeypatch):
         registrar = SimpleNamespace(pending=faults.pending)
         yield SimpleNamespace(listen=lambda *_: None, registrar=registrar)
 
-    monkeypatch.setattr("shoal.owner.console.connection.ask", ask)
+    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
     monkeypatch.setattr("shoal.owner.enrolment.connection.OwnerConnection", connection)
 
     def invoke(*options):

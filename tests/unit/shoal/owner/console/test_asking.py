@@ -8,8 +8,7 @@ import pytest
 from crypto.seal.identity import Identity
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, StorageError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.console.asking import Question
-from shoal.owner.console.numbers import RequestNumbers
+from shoal.owner.console.asking import Question, RequestNumbers
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol import channels
 from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction

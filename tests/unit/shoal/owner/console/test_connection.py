@@ -6,8 +6,8 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.console import connection
-from shoal.owner.console.connection import ask
+from shoal.owner.console import asking
+from shoal.owner.console.asking import ask
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.requests import Outcome, OwnerAnswer, RequestAction
 from shoal.transport.base import Connected, Disconnected
@@ -44,7 +44,7 @@ def fleet(tmp_path):
 def wires(monkeypatch):
     """Lines instead of connections; each takes the next script."""
     made, scripts, questions = [], [], []
-    real = connection.Question
+    real = asking.Question
 
     def question(*args, **parts):
         questions.append(real(*args, **parts))
@@ -55,8 +55,8 @@ def wires(monkeypatch):
         made.append(Wire(sink, lambda wire: script(wire, questions[-1])))
         return made[-1]
 
-    monkeypatch.setattr(connection, "Question", question)
-    monkeypatch.setattr(connection, "MqttTransport", transport)
+    monkeypatch.setattr(asking, "Question", question)
+    monkeypatch.setattr(asking, "MqttTransport", transport)
     return made, scripts
 
 
@@ -79,7 +79,7 @@ def test_silent_aggregator_is_named(fleet, wires, monkeypatch):
     """An aggregator that is silent is named and progress is told."""
     made, scripts = wires
     scripts.append(lambda _wire, _question: None)
-    monkeypatch.setattr(connection, "TELL_S", 0.0)
+    monkeypatch.setattr(asking, "TELL_S", 0.0)
     told = []
     with pytest.raises(NotReadyError, match=r"did not answer within 0\.1 s") as caught:
         ask(fleet, 0.1, told.append, RequestAction.LIST)
@@ -136,7 +136,7 @@ def test_large_request_shows_progress(fleet, wires, monkeypatch):
         threading.Timer(0.2, setattr, (wire, "left", 0)).start()
 
     scripts.append(slow)
-    monkeypatch.setattr(connection, "TELL_S", 0.0)
+    monkeypatch.setattr(asking, "TELL_S", 0.0)
     told = []
     with pytest.raises(NotReadyError):
         ask(fleet, 0.05, told.append, RequestAction.LIST)

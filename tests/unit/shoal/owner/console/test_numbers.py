@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import ConfigError, IntegrityError
-from shoal.owner.console.numbers import COUNT_FILE, MOST_AHEAD, RequestNumbers
+from shoal.owner.console.asking import COUNT_FILE, MOST_AHEAD, RequestNumbers
 from shoal.owner.keys.directory import FleetDirectory
 
 

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from edge_client.protocol.presence import receiving_notice
 from shoal import limits
 from shoal.errors import UntrustedError

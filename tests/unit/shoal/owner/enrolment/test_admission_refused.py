@@ -7,8 +7,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from crypto.seal.envelope import seal_to_group
-from crypto.seal.identity import Identity, fingerprint
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, fingerprint, sign_document
 from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, UntrustedError, WireError
 from shoal.membership import tokens as seal_tokens

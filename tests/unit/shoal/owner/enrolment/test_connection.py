@@ -28,7 +28,7 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
 from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.trees import ONE_THREAD, ROOT

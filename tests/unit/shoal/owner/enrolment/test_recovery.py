@@ -11,8 +11,7 @@ from edge_client.protocol.presence import receiving_notice
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
 from shoal.membership.backup import BackupFile
 from shoal.owner.enrolment import recovery
-from shoal.owner.enrolment.recovery import Recovery, restore
-from shoal.owner.keys.backup import pack
+from shoal.owner.enrolment.recovery import Recovery, pack, restore
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.protocol.topics import TopicKind
 from tests.helpers.enrolments import TOPICS, Connected, Scene

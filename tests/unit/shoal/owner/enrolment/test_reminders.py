@@ -1,6 +1,6 @@
 """Reminders after a change of the fleet."""
 
-from shoal.owner.enrolment.reminders import broker_users
+from shoal.owner.cli.pairs import broker_users
 from shoal.owner.keys.directory import FleetDirectory
 
 

@@ -8,7 +8,7 @@ from crypto.seal.passphrase import Lock
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.membership import backup as backups
 from shoal.membership.backup import Backup, BackupFile, write_files
-from shoal.owner.keys.backup import pack, unpack
+from shoal.owner.enrolment.recovery import pack, unpack
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
 from shoal.util.files import write_private

@@ -21,8 +21,7 @@ from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant
 from shoal.protocol.recipe import Recipe
-from shoal.util.files import write_private
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive, write_private
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.tasks import logistic_bundle

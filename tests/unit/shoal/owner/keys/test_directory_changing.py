@@ -10,7 +10,7 @@ from crypto.seal.identity import Identity
 from shoal.errors import ConfigError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import LOCKED_HINT, FleetDirectory
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.receiving import device_card
 
 PROGRAMS, DEVICES_EACH = 4, 3

@@ -8,7 +8,7 @@ from crypto.seal.identity import Identity
 from shoal.errors import IntegrityError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.versions import VERSIONS_FILE
+from shoal.owner.keys.vault import VERSIONS_FILE
 from tests.helpers.power_cuts import cut_at
 from tests.helpers.receiving import device_card
 

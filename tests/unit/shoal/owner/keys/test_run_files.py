@@ -1,6 +1,6 @@
 """Names and numbers of run files."""
 
-from shoal.owner.keys.run_files import RUNS, highest_run, run_file
+from shoal.owner.keys.vault import RUNS, highest_run, run_file
 
 
 def test_highest_run_is_that_of_a_file(tmp_path):

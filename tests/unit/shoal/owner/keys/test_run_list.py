@@ -2,12 +2,11 @@
 
 import pytest
 
-from crypto.seal.identity import Identity
-from crypto.seal.signed import sign_document
+from crypto.seal.identity import Identity, sign_document
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_files import run_file
 from shoal.owner.keys.run_list import signed_plans, summary
+from shoal.owner.keys.vault import run_file
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.recipe import Recipe, knobs

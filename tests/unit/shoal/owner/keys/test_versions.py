@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import WireError
-from shoal.owner.keys.versions import MOST_VERSIONS, StoredVersions, VersionSecrets
+from shoal.owner.keys.vault import MOST_VERSIONS, StoredVersions, VersionSecrets
 
 
 def secrets(number, byte=b"s"):

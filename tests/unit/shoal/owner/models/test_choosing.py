@@ -2,9 +2,9 @@
 
 import pytest
 
-from crypto.seal.signed import open_document
+from crypto.seal.identity import open_document
 from shoal.errors import UsageError
-from shoal.owner.models.choosing import sign_choice
+from shoal.owner.console.asking import sign_choice
 from shoal.protocol.documents import ModelChoice
 from tests.helpers.run_places import RunPlace
 

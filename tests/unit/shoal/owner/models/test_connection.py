@@ -7,7 +7,7 @@ import pytest
 from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.models.connection import read_models
+from shoal.owner.models.reader import read_models
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers.fleets import make_fleet

@@ -7,7 +7,7 @@ import pytest
 from crypto.seal.envelope import SealError, seal_to_group
 from crypto.seal.identity import Identity
 from shoal.errors import ShoalError, WireError
-from shoal.owner.models.histories import disagreements, open_presence
+from shoal.owner.models.reader import disagreements, open_presence
 from shoal.protocol import channels
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Presence

@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from aggregator.strategies.base import AUTO
 from aggregator.strategies.registry import STRATEGIES
-from aggregator.strategies.settings import AUTO
-from shoal.owner.runs.algorithms import describe
+from shoal.owner.runs.training import describe
 
 
 def test_every_algorithm_is_described():

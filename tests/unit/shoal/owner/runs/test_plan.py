@@ -11,13 +11,12 @@ from aggregator.shards import membership as workers
 from aggregator.strategies.fedavg import FedAvg
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
-from crypto.seal.identity import Identity
-from crypto.seal.signed import open_document
-from edge_client.run.package import origins_purpose, task_purpose
+from crypto.seal.identity import Identity, open_document
+from edge_client.run.policy import origins_purpose, task_purpose
 from shoal.errors import ConfigError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, origins_needed, write_run
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan

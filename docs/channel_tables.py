@@ -1,6 +1,6 @@
 """The tables of channels in docs/wire-format.md, generated from `shoal.protocol.channels`.
 
-``python -m shoal.report.channel_tables`` prints them, and with ``--write`` puts them into the page.
+``python -m docs.channel_tables`` prints them, and with ``--write`` puts them into the page.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from shoal.protocol.channels import CHANNELS, EVERYONE, Party
-from shoal.report.pages import put_between
+from shoal_lab.experiments.pages import put_between
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
-BEGIN: Final = "<!-- channels: python -m shoal.report.channel_tables --write -->"
+from shoal.protocol.channels import CHANNELS, EVERYONE, Party
+
+PAGE: Final = Path(__file__).resolve().parent / "wire-format.md"
+BEGIN: Final = "<!-- channels: python -m docs.channel_tables --write -->"
 END: Final = "<!-- end of channels -->"
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from docs import channel_tables
 from shoal.protocol import channels
 from shoal.protocol.channels import CHANNELS
-from shoal.report import channel_tables
 
 
 def tables():
