@@ -2,7 +2,7 @@
 
 A run may last for tens of thousands of rounds, and its database must stay small. At least the newest `BLOCK_ROUNDS`
 rounds are stored in full. Once there are twice as many, the earlier half is packed into one compressed block, without the
-figures of single devices (`DEVICE_FIGURES`), which no command prints; `read` returns these as empty. The cosines of a round
+figures of single devices (`DEVICE_FIGURES`), which no command prints; `read_after` returns these as empty. The cosines of a round
 that changed the clusters stay, since the fleet page shows them.
 
     rounds  round, record, figures     one row a round: the record as JSON, and the figures of single devices
@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 TABLES: Final = """
@@ -58,45 +58,26 @@ def _shortened(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield json.dumps({**record, "cosines": cosines}) if cosines else text
 
 
-def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Return all closed rounds in order.
+def read_after(database: sqlite3.Connection, after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the closed rounds after round ``after`` in order, holding the records of one block at a time.
 
     Raises:
         ValueError, sqlite3.DatabaseError: the database is damaged.
     """
+    block = "SELECT coalesce(max(first), 0) FROM past WHERE first <= ?"
+    (first,) = database.execute(block, (after + 1,)).fetchone()
     # One statement, since another process may pack rounds between two.
     found = database.execute(
-        "SELECT first, records, NULL FROM past UNION ALL SELECT round, record, figures FROM rounds ORDER BY 1"
+        "SELECT first, records, NULL FROM past WHERE first >= ? "
+        "UNION ALL SELECT round, record, figures FROM rounds WHERE round > ? ORDER BY 1",
+        (first, after),
     )
-    closed: list[dict[str, Any]] = []
-    for _, record, figures in found.fetchall():
+    for _, record, figures in found:
         if figures is None:
-            closed.extend(_no_figures() | json.loads(line) for line in _unpacked(record).splitlines())
+            closed = (_no_figures() | json.loads(line) for line in _unpacked(record).splitlines())
+            yield from (closed_round for closed_round in closed if closed_round["round"] > after)
         else:
-            closed.append(json.loads(record) | json.loads(figures))
-    return closed
-
-
-def read_after(database: sqlite3.Connection, round_: int) -> Iterator[dict[str, Any]]:
-    """Yield the closed rounds after ``round_`` in order, holding the records of one block at a time.
-
-    Another process may pack rounds meanwhile: call it within a transaction.
-
-    Raises:
-        ValueError, sqlite3.DatabaseError: the database is damaged.
-    """
-    (unpacked,) = database.execute("SELECT min(round) FROM rounds").fetchone()
-    packed = unpacked is None or round_ + 1 < unpacked
-    firsts = [first for (first,) in database.execute("SELECT first FROM past ORDER BY first")] if packed else []
-    for first, following in pairwise([*firsts, None]):
-        if following is not None and following <= round_ + 1:
-            continue
-        (block,) = database.execute("SELECT records FROM past WHERE first = ?", (first,)).fetchone()
-        closed = (_no_figures() | json.loads(line) for line in _unpacked(block).splitlines())
-        yield from (record for record in closed if record["round"] > round_)
-    found = database.execute("SELECT record, figures FROM rounds WHERE round > ? ORDER BY round", (round_,))
-    for record, figures in found:
-        yield json.loads(record) | json.loads(figures)
+            yield json.loads(record) | json.loads(figures)
 
 
 def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:
@@ -111,20 +92,14 @@ def read_last(database: sqlite3.Connection) -> dict[str, Any] | None:
 
 
 def read_latest(database: sqlite3.Connection, count: int) -> list[dict[str, Any]]:
-    """Return the last ``count`` closed rounds in order, without the figures of single devices.
+    """Return the last ``count`` closed rounds in order.
 
     Raises:
         ValueError, sqlite3.DatabaseError: the database is damaged.
     """
-    # One transaction, since another process may pack rounds between two statements.
-    database.execute("BEGIN")
-    rows = database.execute("SELECT record FROM rounds ORDER BY round DESC LIMIT ?", (count,)).fetchall()
-    lines: list[str | bytes] = [record for (record,) in rows]
-    for (block,) in database.execute("SELECT records FROM past ORDER BY first DESC"):
-        if len(lines) >= count:
-            break
-        lines += reversed(_unpacked(block).splitlines())
-    return [json.loads(line) for line in reversed(lines[:count])]
+    before = "SELECT round FROM rounds ORDER BY round DESC LIMIT 1 OFFSET ?"
+    (after,) = database.execute(before, (count,)).fetchone() or (0,)
+    return list(deque(read_after(database, after), maxlen=count))
 
 
 def _no_figures() -> dict[str, Any]:

@@ -506,7 +506,7 @@ class Store:
     @reads
     def records(self) -> list[dict[str, Any]]:
         """Return the records of the closed rounds in order; packed ones lack the figures of single devices (records.py)."""
-        return records.read(self._db)
+        return list(records.read_after(self._db))
 
     @reads
     def over(self) -> bool:
@@ -580,7 +580,7 @@ def read_key_version(directory: Path) -> int | None:
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
     """Return the records of a run's closed rounds; empty before the first."""
-    return _read(directory, records.read) or []
+    return _read(directory, lambda reader: list(records.read_after(reader))) or []
 
 
 def read_last_record(directory: Path) -> dict[str, Any] | None:
@@ -589,7 +589,7 @@ def read_last_record(directory: Path) -> dict[str, Any] | None:
 
 
 def read_latest_records(directory: Path, count: int) -> list[dict[str, Any]]:
-    """Return the records of a run's last ``count`` closed rounds, without the figures of single devices."""
+    """Return the records of a run's last ``count`` closed rounds."""
     return _read(directory, lambda reader: records.read_latest(reader, count)) or []
 
 
@@ -597,7 +597,6 @@ def take_records(directory: Path, after: int, take: Callable[[dict[str, Any]], N
     """Call ``take`` with the record of each closed round after round ``after``, in order; at most a block is in memory."""
 
     def query(reader: sqlite3.Connection) -> None:
-        reader.execute("BEGIN")  # one view of the database, which another process may write meanwhile
         for record in records.read_after(reader, after):
             take(record)
 
