@@ -11,7 +11,7 @@ from edge_client.membership import DeviceMembership
 from edge_client.reporting import SILENT_S
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import DeviceState
-from shoal.address import BrokerAddress
+from shoal.address import in_words
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, reason_of
 from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.roster import expiry_of
@@ -32,7 +32,7 @@ def status(directory: Path, *, check: bool) -> dict[str, Any]:
     """
     member, files = DeviceMembership(directory), DeviceState(directory)
     figures = files.load_status() or {}
-    liveness = _liveness(files, figures, _without_user(member.broker))
+    liveness = _liveness(files, figures, in_words(member.broker))
     if check:
         _require_health(liveness, files.alive_at_s())
     return {
@@ -85,13 +85,6 @@ def _require_health(liveness: dict[str, Any], alive_at_s: int | None) -> None:
         raise NotReadyError(
             f"no sign of life since {second(alive_at_s)}", hint="a suspended program or a full disk: read its log"
         )
-
-
-def _without_user(url: str) -> str:
-    try:
-        return str(BrokerAddress.parse(url))
-    except ConfigError:
-        return "an address that is not valid"
 
 
 def _personal(directory: Path) -> dict[str, Any]:

@@ -258,6 +258,14 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}:{parts.port or PROXY_PORTS[parts.scheme]}"
 
 
+def in_words(url: str) -> str:
+    """Return a broker's URL without its user and password, for people, also if it is not valid."""
+    try:
+        return str(BrokerAddress.parse(url))
+    except ConfigError:
+        return "an address that is not valid"
+
+
 def _checked_proxy(url: str) -> str:
     """Return the URL of a proxy.
 

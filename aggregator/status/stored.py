@@ -30,8 +30,8 @@ from aggregator.status.record import REVOKED, SILENT_S, Facts, FleetStatus, Stor
 from aggregator.storage.signed_runs import RunFiles, check_assignment, directory_of, is_finished, is_void, read_orders
 from aggregator.storage.store import read_records, readable
 from aggregator.strategies.base import STANDS_APART
-from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError
+from shoal.address import in_words
+from shoal.errors import IntegrityError, NotReadyError, ShoalError
 from shoal.util.console import mask_words, second
 from shoal.util.files import free_bytes, in_use
 
@@ -246,7 +246,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         fleet=member.fleet,
         running=running,
         live=live,
-        broker=_without_user(member.broker),
+        broker=in_words(member.broker),
         active=member.roster.active(),
         revoked=tuple(member.roster.revoked),
         run=_chosen(runs, served),
@@ -299,10 +299,3 @@ def _chosen(runs: Sequence[StoredRun], served: int | None) -> StoredRun | None:
         *reversed(runs),
     ]
     return ordered[0] if ordered else None
-
-
-def _without_user(url: str) -> str:
-    try:
-        return str(BrokerAddress.parse(url))
-    except ConfigError:
-        return "an address that is not valid"
