@@ -25,7 +25,7 @@ the mean: `StateStore.commit` stores state (0, 7), and removes the keys of round
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -35,7 +35,7 @@ import numpy as np
 from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
 from edge_client.models.states import ModelState, ModelStates
-from shoal.digests import sha256
+from edge_client.storage.checked_files import decoded, read_checked, write_checked
 from shoal.errors import IntegrityError, WireError
 from shoal.membership.statements import read_claims
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
@@ -47,7 +47,6 @@ from shoal.protocol.states import (
     StateCertificate,
     read_certificate,
 )
-from shoal.util.checked_files import verified
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
 
 if TYPE_CHECKING:
@@ -177,10 +176,10 @@ class StateStore:
         """
         folder = directory / FOLDER
         path = folder / INDEX_FILE
-        data = read_if_there(path)
-        if data is None:
+        found = read_checked(path, StateIndex, INDEX_HINT)
+        if found is None:
             return None
-        index, rest = checked_content(path, data, StateIndex, INDEX_HINT)
+        index, rest = found
         if len(rest) or index.version != INDEX_VERSION:
             raise IntegrityError(f"{path} is of version {index.version}, not {INDEX_VERSION}", hint=INDEX_HINT)
         pending = {
@@ -416,7 +415,7 @@ class StateStore:
                 longest=self.longest,
             )
         )
-        write_atomic(self._folder / INDEX_FILE, index, sha256(index))
+        write_checked(self._folder / INDEX_FILE, index)
 
     def _write_state(self, state: ModelState) -> None:
         head = encode(
@@ -437,7 +436,7 @@ class StateStore:
         data = read_if_there(path)
         if data is None:
             raise IntegrityError(f"{path} is missing", hint=STATE_HINT)
-        head, body = _decoded(path, memoryview(data), StateFile, STATE_HINT)
+        head, body = decoded(path, memoryview(data), StateFile, STATE_HINT)
         if (head.run_id, HeldState(head.model, head.round, head.digest)) != (self.run_id, held):
             raise IntegrityError(f"{path} holds another state than the index says", hint=STATE_HINT)
         if len(body) != 4 * head.length:
@@ -519,19 +518,3 @@ def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKe
 def _bytes_of(theta: Float32Vector) -> memoryview:
     """Return the bytes of a vector, without a copy on little-endian machines."""
     return np.ascontiguousarray(theta, "<f4").view(np.uint8).data
-
-
-def checked_content(path: Path, data: bytes, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
-    """Decode the head of a file that ends with the SHA-256 of everything before, and return it with the bytes between.
-
-    Raises:
-        IntegrityError: the file is cut short, torn or altered.
-    """
-    return _decoded(path, verified(path, data, hint), kind, hint)
-
-
-def _decoded(path: Path, content: memoryview, kind: Callable[..., T], hint: str) -> tuple[T, memoryview]:
-    try:
-        return decode_prefix(content, kind)  # type: ignore[arg-type]
-    except WireError as error:
-        raise IntegrityError(f"{path} is damaged, or not what belongs there: {error}", hint=hint) from error

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
+from edge_client.storage.checked_files import make_folder, read_checked, verified, write_checked
 from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
-from shoal.protocol.codec import U8, U16, U32, U64, Fixed16, Fixed32, decode_prefix, encode, message
+from shoal.protocol.codec import U8, U16, U32, U64, Fixed16, Fixed32, encode, message
 from shoal.types import DIGEST_BYTES
-from shoal.util.checked_files import make_folder, verified, write_checked
 from shoal.util.console import second
 from shoal.util.files import exclusive, read_if_there, read_private, sync_directory, write_atomic
 
@@ -99,35 +99,6 @@ class PersonalChoice:
         }
 
 
-def pack(choice: PersonalChoice, theta: Float32Vector | None) -> bytes:
-    """Return the bytes of a choice's file; ``theta`` (d,) float32 is None if ``choice.length`` is 0."""
-    body = b""
-    if theta is not None:
-        import numpy as np
-
-        body = np.ascontiguousarray(theta, "<f4").tobytes()
-    data = encode(choice) + body
-    return data + sha256(data)
-
-
-def unpack(data: bytes, path: Path) -> tuple[PersonalChoice, memoryview]:
-    """Return a choice and the bytes of its model; ``path`` is for error messages.
-
-    Raises:
-        IntegrityError: the data are damaged, or of another version.
-    """
-    hint = "choose again with: shoal-edge personalise, or remove the file"
-    head = memoryview(data)[:-DIGEST_BYTES]
-    if sha256(head) != data[-DIGEST_BYTES:]:
-        raise IntegrityError(f"{path} is damaged", hint=hint)
-    choice, body = decode_prefix(head, PersonalChoice)
-    if choice.version != CHOICE_VERSION:
-        raise IntegrityError(f"{path} has version {choice.version}, not {CHOICE_VERSION}", hint=hint)
-    if len(body) != 4 * choice.length:
-        raise IntegrityError(f"{path} holds {len(body)} bytes where {choice.length} coordinates belong", hint=hint)
-    return choice, body
-
-
 LOG = logging.getLogger("shoal.edge")
 FINISHED_MODELS_KEPT: Final = 3
 FOLDER: Final = "finished"
@@ -143,7 +114,7 @@ CHOICE_S: Final = 5.0
 READ_ATTEMPTS: Final = 3
 """Attempts to read the list and its files: a serving program may remove a model between the two reads."""
 
-T = TypeVar("T")
+REMOVE_HINT: Final = "remove it; --live answers with the newest model in any case"
 
 
 @message(66)
@@ -310,15 +281,16 @@ class FinishedModels:
             IntegrityError: the list is damaged, or of another version.
         """
         path = self._folder / LIST_FILE
-        found = _read_sealed(path, FinishedList)
+        found = read_checked(path, FinishedList, REMOVE_HINT)
         if found is None:
             return ()
-        if found.version != LIST_VERSION:
+        finished, rest = found
+        if len(rest) or finished.version != LIST_VERSION:
             raise IntegrityError(
-                f"{path} has version {found.version}, not {LIST_VERSION}",
+                f"{path} has version {finished.version}, not {LIST_VERSION}",
                 hint=f"use the shoal-edge that wrote it, or remove {self._folder} and let the device finish a run",
             )
-        return found.models
+        return finished.models
 
     def holds(self, run_id: bytes) -> bool:
         """Whether the final model of a run is in the list; a damaged list holds none."""
@@ -413,8 +385,7 @@ class FinishedModels:
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
         if start:
-            pieces = start, sha256(start)
-            write_atomic(self._of_run(START_FILES, own.run_id), *pieces, sync_name=False)
+            write_atomic(self._of_run(START_FILES, own.run_id), start, sha256(start), sync_name=False)
         # One sync for all new names, before the list names them.
         sync_directory(self._folder)
         validation = figures.get(own.run_id, UNMEASURED)
@@ -452,7 +423,7 @@ class FinishedModels:
                 f"this device has stored nothing to train from after run {model.run}",
                 hint="the next run that ends on this device can be personalised",
             )
-        return _checked(data, path)
+        return bytes(verified(path, data, REMOVE_HINT))
 
     def personal(self, model: FinishedModel) -> tuple[PersonalChoice, memoryview] | None:
         """Return the personal choice after a run with the bytes of its model, which may be none; None before the finish.
@@ -461,8 +432,16 @@ class FinishedModels:
             IntegrityError: the file is damaged.
         """
         path = self._of_run(PERSONAL_FILES, model.run_id)
-        data = read_if_there(path)
-        return None if data is None else unpack(data, path)
+        hint = "choose again with: shoal-edge personalise, or remove the file"
+        found = read_checked(path, PersonalChoice, hint)
+        if found is None:
+            return None
+        choice, body = found
+        if choice.version != CHOICE_VERSION:
+            raise IntegrityError(f"{path} has version {choice.version}, not {CHOICE_VERSION}", hint=hint)
+        if len(body) != 4 * choice.length:
+            raise IntegrityError(f"{path} holds {len(body)} bytes where {choice.length} coordinates belong", hint=hint)
+        return choice, body
 
     def save_personal(self, choice: PersonalChoice, theta: Float32Vector | None) -> None:
         """Store a personal choice durably, in place of an earlier one of its run.
@@ -474,14 +453,15 @@ class FinishedModels:
         Raises:
             StorageError: the disk is full, or would be; an earlier choice stays.
         """
-        data = pack(choice, theta)
+        pieces = encode(choice), b"" if theta is None else theta.astype("<f4").tobytes()
+        size = sum(map(len, pieces)) + DIGEST_BYTES
         free = DeviceState(self._device).free_bytes()
-        if free < len(data) + LOW_DISK_BYTES:
+        if free < size + LOW_DISK_BYTES:
             raise StorageError(
-                f"{free} bytes are free in {self._device}, too few for a personal model of {len(data)} bytes",
+                f"{free} bytes are free in {self._device}, too few for a personal model of {size} bytes",
                 hint="free some space, then choose again with: shoal-edge personalise",
             )
-        write_atomic(self._of_run(PERSONAL_FILES, choice.run_id), data)
+        write_checked(self._of_run(PERSONAL_FILES, choice.run_id), *pieces)
 
     def tidy(self) -> None:
         """Remove files that the list does not name; with a damaged list all files stay until it is replaced."""
@@ -562,7 +542,8 @@ class FinishedModels:
             return effect
 
     def _choice(self) -> RollbackChoice:
-        return _read_sealed(self._folder / ROLLBACK_FILE, RollbackChoice) or RollbackChoice()
+        found = read_checked(self._folder / ROLLBACK_FILE, RollbackChoice, REMOVE_HINT)
+        return RollbackChoice() if found is None else found[0]
 
     def _check_files(self, chosen: FinishedModel) -> None:
         """Read a model's files, since a damaged model must not be chosen.
@@ -621,28 +602,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
-
-
-def _read_sealed(path: Path, kind: Callable[..., T]) -> T | None:
-    """Decode a file that ends with the SHA-256 of its message; return None if the file is missing.
-
-    Raises:
-        IntegrityError: the file is damaged.
-        ConfigError: other users can read the file.
-    """
-    data = read_if_there(path)
-    if data is None:
-        return None
-    found, rest = decode_prefix(_checked(data, path), kind)  # type: ignore[arg-type]
-    if len(rest):
-        raise IntegrityError(f"{path} has {len(rest)} bytes too many", hint="remove it")
-    return found
-
-
-def _checked(data: bytes, path: Path) -> bytes:
-    """Return the bytes before the SHA-256 of them that ends a file.
-
-    Raises:
-        IntegrityError: the file is damaged.
-    """
-    return bytes(verified(path, data, "remove it; --live answers with the newest model in any case"))

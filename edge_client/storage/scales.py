@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edge_client.storage.checked_files import make_folder, read_checked, write_checked
 from shoal.errors import IntegrityError
-from shoal.protocol.codec import Fixed16, decode_prefix, encode, message
-from shoal.util.checked_files import make_folder, verified, write_checked
-from shoal.util.files import read_if_there, write_failed
+from shoal.protocol.codec import Fixed16, encode, message
+from shoal.util.files import write_failed
 
 FOLDER: Final = "scales"
 FILES: Final = "scale-*.bin"
@@ -54,11 +54,11 @@ class Scales:
             IntegrityError: the file is damaged, or of another run.
         """
         path = self._path(run_id)
-        data = read_if_there(path)
-        if data is None:
-            return None
         hint = "remove it; the device makes its scale again in the next run"
-        scale, rest = decode_prefix(verified(path, data, hint), Scale)
+        found = read_checked(path, Scale, hint)
+        if found is None:
+            return None
+        scale, rest = found
         if len(rest) or scale.run_id != run_id or len(scale.means) != len(scale.deviations):
             raise IntegrityError(f"{path} is not the scale of its run", hint=hint)
         if not all(deviation > 0 for deviation in scale.deviations):

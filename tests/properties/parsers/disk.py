@@ -41,7 +41,6 @@ from edge_client.storage.finished_models import (
     FinishedModels,
     PersonalChoice,
     RollbackChoice,
-    pack,
 )
 from edge_client.storage.scales import FOLDER as SCALES
 from edge_client.storage.scales import Scale, Scales
@@ -309,6 +308,7 @@ def _devices(disk):
         made_at_s=1,
         length=3,
     )
+    FinishedModels(disk.places["device"]).save_personal(personal, vector(1, 2, 3))
     return [
         disk.replaced("device", "identity.key", joined),
         disk.replaced("device", "receiving.key", joined),
@@ -327,7 +327,6 @@ def _devices(disk):
             f"{FOLDER}/personal-{model.run_id.hex()}.bin",
             lambda d: FinishedModels(d).personal(model),
             name="personal choice",
-            seeds=(pack(personal, vector(1, 2, 3)),),
         ),
         Parser("a trainer's answer", (packet_of(Answer(error="no")), packet_of(Answer(loss=0.5))), parse_answer),
         Parser("private values", (values.to_bytes(),), lambda data: parse_values(data, bytes(16), 3)),

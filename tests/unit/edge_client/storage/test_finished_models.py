@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from edge_client.storage.checked_files import write_checked
 from edge_client.storage.finished_models import (
     UNMEASURED,
     FinishedList,
@@ -15,7 +16,6 @@ from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, ShoalError, UsageError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import ModelChoice
-from shoal.util.checked_files import write_checked
 from shoal.util.console import second
 from shoal.util.files import private_directory, write_private
 from tests.helpers.power_cuts import CutAt, cut_at

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from edge_client.storage import finished_models
+from edge_client.storage.checked_files import write_checked
 from edge_client.storage.finished_models import (
     FINISHED_MODELS_KEPT,
     CandidateFit,
     FinishedModels,
     PersonalChoice,
     Validation,
-    pack,
-    unpack,
 )
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.limits import LOW_DISK_BYTES
+from shoal.protocol.codec import encode
 from shoal.util.files import private_directory
 from tests.helpers.power_cuts import cut_at
 from tests.helpers.tasks import logistic_bundle
@@ -75,15 +75,17 @@ def test_a_choice_comes_back_with_its_model(store, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda d: d[:-1], "is damaged"),
-        (lambda d: bytes([d[0] ^ 1]) + d[1:], "is damaged"),
-        (lambda _: pack(dataclasses.replace(CHOICE, version=2), THETA), "has version 2, not 1"),
-        (lambda _: pack(CHOICE, THETA[:-1]), "holds 56 bytes where 15 coordinates belong"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "is damaged"),
+        (lambda file: file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:]), "is damaged"),
+        (lambda file: write_checked(file, encode(dataclasses.replace(CHOICE, version=2))), "has version 2, not 1"),
+        (lambda file: write_checked(file, encode(CHOICE), b"1234"), "holds 4 bytes where 15 coordinates belong"),
     ],
 )
-def test_a_damaged_choice_is_refused(damage, reason, tmp_path):
+def test_a_damaged_choice_is_refused(store, damage, reason):
+    store.save_personal(CHOICE, THETA)
+    damage(store._of_run(finished_models.PERSONAL_FILES, CHOICE.run_id))
     with pytest.raises(IntegrityError, match=reason) as caught:
-        unpack(damage(pack(CHOICE, THETA)), tmp_path / "p.bin")
+        store.personal(of_run(store, 1))
     assert "shoal-edge personalise" in caught.value.hint
 
 

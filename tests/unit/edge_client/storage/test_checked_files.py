@@ -2,8 +2,8 @@
 
 import pytest
 
+from edge_client.storage.checked_files import make_folder, verified, write_checked
 from shoal.errors import ConfigError, IntegrityError
-from shoal.util.checked_files import make_folder, verified, write_checked
 
 
 @pytest.mark.parametrize(
