@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.helpers.fleets import make_fleet
 
 PACKAGES = ("aggregator", "crypto", "edge_client", "shoal")
-TEST_BED = ("shoal.simulation", "shoal.transport.loopback")
+TEST_BED = ("shoal.simulation",)
 FIRST, LAST = ("edge_client.learning.update", "carry_out"), ("edge_client.run.held_models", "HeldModels.thetas")
 MOST_ITEMS = 8
 

@@ -4,8 +4,8 @@
 - A mean adds its rows in the given order and gives the same bits on every backend, and after a restart.
 - Arrays with a wrong shape or dtype, or with NaN or infinities, raise `NumericsError`.
 
-`bipartition`, `clustering` and `embedding` group devices, `gap` measures a split, `averaging` forms means, `robust` weighs updates
-against false ones, and `backend` computes dot products and cosines where they are fastest.
+`bipartition`, `clustering` and `embedding` group devices, `gap` measures a split, `averaging` forms means, `robust` weighs
+updates against false ones, and `backend` computes dot products and cosines where they are fastest.
 
 Example: four updates in two directions.
 

@@ -34,8 +34,8 @@ import numpy as np
 
 from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
+from edge_client.checked_files import decoded, read_checked, write_checked
 from edge_client.models.states import ModelState, ModelStates
-from edge_client.storage.checked_files import decoded, read_checked, write_checked
 from shoal.errors import IntegrityError, WireError
 from shoal.membership.statements import read_claims
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message

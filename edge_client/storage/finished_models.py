@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.storage.checked_files import make_folder, read_checked, verified, write_checked
+from edge_client.checked_files import make_folder, read_checked, verified, write_checked
 from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError

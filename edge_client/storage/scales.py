@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_client.storage.checked_files import make_folder, read_checked, write_checked
+from edge_client.checked_files import make_folder, read_checked, write_checked
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import Fixed16, encode, message
 from shoal.util.files import write_failed

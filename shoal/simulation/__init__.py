@@ -1,9 +1,8 @@
 """Fleets on one machine: a vectorised simulator, and fleets that run the real device and aggregator code.
 
 - `engine` runs a strategy over thousands of simulated devices, without messages; `trainers` train them in batches.
-- `loopback_fleet` runs the real protocol in one process on virtual time, so a scenario can be replayed exactly.
 - `process_fleet` starts the real programs with real files and a real broker.
-- All three run the strategies of `aggregator.strategies` unchanged. True groups (`data.Population.groups`) are used for
+- Both run the strategies of `aggregator.strategies` unchanged. True groups (`data.Population.groups`) are used for
   metrics only; no strategy receives them.
 
 Example: ``simulate("fedavg", {}, population, network, sim_options(rounds=10))`` returns a

@@ -1,8 +1,8 @@
 """The interface between the protocol and the network: `Transport`, and the events that it reports.
 
-Implementations are shoal/transport/mqtt.py (a real broker) and shoal/transport/loopback.py (in memory, virtual time). Both
-guarantee at-least-once delivery to the broker only, and less at QoS 0. An acknowledged publish may never reach its
-recipient, so the protocol has acknowledgements of its own and removes duplicates.
+Implementations are shoal/transport/mqtt.py (a real broker) and the lab's loopback (in memory, virtual time). Both guarantee
+at-least-once delivery to the broker only, and less at QoS 0. An acknowledged publish may never reach its recipient, so the
+protocol has acknowledgements of its own and removes duplicates.
 """
 
 from __future__ import annotations

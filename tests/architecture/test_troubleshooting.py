@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shoal import errors
-from shoal.util import checks, console
+from shoal.util import console
 from tests.architecture.warned import KINDS, declared
 from tests.helpers.documents import text_of
 
@@ -32,7 +32,7 @@ MADE_ELSEWHERE = {
     ("edge_client/reporting.py", "'%s'"),
     ("shoal/owner/cli/models.py", "f'warning: {doubt}'"),
     ("shoal/owner/cli/runs.py", "f'warning: {doubt}'"),
-    ("shoal/util/checks.py", "name"),
+    ("shoal/util/console.py", "name"),
 }
 """Calls that pass on a text or a name of another function: of `_say_once`, of `checked`, of one of MAKERS, or a constant."""
 
@@ -68,5 +68,5 @@ def test_each_exit_status_has_an_entry():
     table = text_of(PAGE).split("## Exit statuses\n")[1].split("\n## ")[0]
     listed = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     kinds = (c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.ShoalError))
-    own = {kind.exit_code for kind in kinds} | {checks.EXIT_UNHEALTHY}
+    own = {kind.exit_code for kind in kinds} | {console.EXIT_UNHEALTHY}
     assert listed == own | {0, console.EXIT_INTERRUPTED, console.EXIT_BROKEN_PIPE}

@@ -8,13 +8,13 @@ import time
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from aggregator.status import record as aggregators
 from aggregator.status.live_file import LIVE_FILE, LiveFile
 from aggregator.status.watch import FleetWatch
 from edge_client.reporting import SILENT_S
 from shoal.protocol.recipe import Recipe
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.transport.base import Connected
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import exclusive

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
+
 from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from edge_client.enrolment import Enrolling, prepare
@@ -15,7 +17,6 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 NOW_S = int(time.time())
 TOPICS = Topics("reef")

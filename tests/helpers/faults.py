@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from shoal_lab.loopback.faults import Hop, Passage
+
 from shoal.errors import UsageError
 from shoal.protocol.topics import matches
-from shoal.transport.faults import Hop, Passage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
 
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
@@ -22,10 +24,8 @@ from shoal.protocol.messages import Announcement, Control, Sealed, Upload
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.topics import Topics
-from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.base import Message
-from shoal.transport.faults import Hop
 from shoal.transport.retained import RetainedPublisher
 from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle

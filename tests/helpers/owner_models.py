@@ -1,8 +1,9 @@
 """The owner of a loopback fleet as a reader of its models."""
 
+from shoal_lab.loopback.transport import LoopbackTransport
+
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.reader import ModelReader
-from shoal.transport.loopback import LoopbackTransport
 
 
 def reader_of(fleet, run=0):

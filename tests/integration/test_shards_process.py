@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.shards import membership as worker_membership
 from aggregator.shards.part_store import DATABASE, PARTS
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import borders
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import ONE_THREAD, Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import CLASSES, grouped_data, same_partition, truth_of

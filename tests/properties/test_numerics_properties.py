@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
+from aggregator.numerics.backend import cosine_matrix, gram
 from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.clustering import complete_linkage, kmeans, kmeans_from_gram
 from aggregator.numerics.embedding import edc, madc
-from aggregator.numerics.backend import cosine_matrix, gram
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = hnp.arrays(np.float32, st.tuples(st.integers(2, 6), st.integers(1, 12)), elements=FINITE)

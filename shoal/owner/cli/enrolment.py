@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import NotReadyError, ShoalError, UsageError
-from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.cli.pairs import Directory, broker_users
+from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json, say_result, second
 from shoal.util.options import AsJson

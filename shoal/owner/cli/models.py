@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import NotReadyError, UsageError
-from shoal.owner.keys.settings import settings_of
 from shoal.owner.cli.pairs import Directory
+from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import counted, note, say, say_json, say_result
 from shoal.util.options import AsJson

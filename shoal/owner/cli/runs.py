@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from shoal.errors import ShoalError, UsageError
-from shoal.owner.keys.settings import settings_of
 from shoal.owner.cli.pairs import Directory, pairs, private_words
+from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction

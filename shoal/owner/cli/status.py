@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
-from shoal.owner.keys.settings import settings_of
 from shoal.owner.cli.pairs import Directory
+from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.util.console import note, say_result, second
 from shoal.util.options import AsJson

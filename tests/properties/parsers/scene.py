@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+from shoal_lab.loopback.faults import Hop
+
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head
 from crypto.seal.identity import Identity, sign_document
@@ -61,7 +63,6 @@ from shoal.protocol.messages import (
     Vitals,
 )
 from shoal.protocol.requests import Outcome, OwnerAnswer, OwnerRequest, RequestAction
-from shoal.transport.faults import Hop
 from tests.helpers import fleets, model_states
 from tests.helpers.owner_requests import request_of
 from tests.helpers.receiving import RECEIVING, device_card

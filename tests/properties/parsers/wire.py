@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from shoal_lab.loopback.faults import Hop
 
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox
@@ -49,7 +50,6 @@ from shoal.protocol.states import read_certificate
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.protocol.topics import parse as parse_topic
 from shoal.transport.base import Message
-from shoal.transport.faults import Hop
 from tests.helpers import fleets
 from tests.helpers import model_states as made
 from tests.helpers.owner_requests import request_of, seal_request

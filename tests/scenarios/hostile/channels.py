@@ -4,6 +4,7 @@ import dataclasses
 import time
 
 import numpy as np
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator.storage.signed_runs import read_orders
 from crypto.mask.derivation import key_id
@@ -23,7 +24,6 @@ from shoal.protocol.requests import RequestAction
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import (
     FULL_BATCH,
     Wiretap,

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator.status.facts import ConnectionFacts, LiveFacts
 from aggregator.status.record import Facts, build
@@ -35,7 +36,6 @@ from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, 
 from shoal.protocol.shards import UploadPart
 from shoal.protocol.states import SealedCheckpoints, SealedState, Statement
 from shoal.protocol.topics import Topics
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
 from tests.scenarios.hostile.falsehoods import falsehoods, kind_of, nested, value_at, with_false
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from edge_client.learning.data import Dataset
 from edge_client.learning.statistics import COUNT, LEAST_DEVIATION
@@ -13,7 +14,6 @@ from edge_client.run.jobs import JobFactory
 from edge_client.storage.scales import Scales
 from edge_client.storage.state import DeviceState
 from shoal.protocol.recipe import LocalTraining
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle, samples

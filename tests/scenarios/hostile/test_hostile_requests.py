@@ -6,6 +6,7 @@ Finer variants: tests/unit/shoal/owner/enrolment/test_admission.py. A request na
 import dataclasses
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
@@ -17,7 +18,6 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import HEADER, MAGIC, VERSION, ChunkKind, split
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from tests.helpers.receiving import RECEIVING
 
 TOPICS = Topics("demo")

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from shoal.owner.runs.plan import origins_needed
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,

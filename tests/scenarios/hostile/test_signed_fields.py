@@ -14,9 +14,9 @@ import re
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackError
 
 from shoal.protocol.channels import CHANNELS, Party
-from shoal.simulation.loopback_fleet import LoopbackError
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.documents import text_of
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, thetas

@@ -2,6 +2,7 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from shoal_lab.loopback.fleet import BROKER_URL
 
 from crypto.seal.envelope import SealError, open_from_member, read_head
 from crypto.seal.identity import Identity
@@ -12,7 +13,6 @@ from shoal.membership.directory import KEY_FILE, RECEIVING_FILE
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile
-from shoal.simulation.loopback_fleet import BROKER_URL
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.fleets import Wiretap, make_fleet, names, publish, whole
 

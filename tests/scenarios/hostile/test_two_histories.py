@@ -6,11 +6,11 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from shoal.membership.statements import sign_statement
 from shoal.protocol.messages import Phase
 from shoal.protocol.states import FORKED_ROUND, Statement
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     LOST,
     Wiretap,

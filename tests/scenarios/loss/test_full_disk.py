@@ -1,10 +1,10 @@
 """A device's disk fills up at different moments of a run: the round that it is asked for is declined, then it ends."""
 
 import pytest
+from shoal_lab.loopback.fleet import BROKER_URL
 
 from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal.errors import StorageError
-from shoal.simulation.loopback_fleet import BROKER_URL
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.fleets import Wiretap, make_fleet, names

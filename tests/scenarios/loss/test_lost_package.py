@@ -1,10 +1,10 @@
 """A device that still waits for the models of a run that is over, while the package of the next one gets lost."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import draw_origins
 
 from shoal.owner.runs.plan import origins_needed
-from shoal.simulation.loopback_fleet import draw_origins
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet
 from tests.helpers.plans import a_recipe
 

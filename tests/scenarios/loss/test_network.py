@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from edge_client.learning.data import Dataset
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults

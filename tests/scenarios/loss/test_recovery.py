@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from aggregator.storage.store import Store
 from edge_client.protocol.round_state import Stage
 from shoal.errors import IntegrityError, UsageError
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (

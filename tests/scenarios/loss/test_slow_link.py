@@ -1,11 +1,11 @@
 """Links slower than every timeout: no message is sent again while it may still be in flight."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, answers, grouped_data, make_exact_fleet, names, slow_link, thetas, uploads_of
 
 INPUTS = 20_000

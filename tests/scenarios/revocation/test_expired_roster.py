@@ -3,9 +3,9 @@
 import time
 
 import pytest
+from shoal_lab.loopback.fleet import LoopbackError
 
 from shoal.owner.keys.directory import ROSTER_LIFE_S
-from shoal.simulation.loopback_fleet import LoopbackError
 from tests.helpers.fleets import Wiretap, make_fleet, publish, thetas, uploads_of
 
 NAMES = ("dev-00", "dev-01", "dev-02")

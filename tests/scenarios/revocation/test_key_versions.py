@@ -1,12 +1,12 @@
 """Key versions that follow one another while a run goes on: several changes at once, absent devices, and an owner that dies."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from edge_client.membership import DeviceMembership
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, open_upload, publish, uploads_of
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
@@ -21,7 +22,6 @@ from shoal.protocol import channels
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.recipe import Recipe
 from shoal.protocol.states import StateCertificate
-from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers import calls
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.state import Order
@@ -11,7 +12,6 @@ from edge_client.membership import DeviceMembership
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.recipe import Recipe
-from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers.fleets import FULL_BATCH, make_fleet, names, publish
 from tests.helpers.sessions import hand_over
 

@@ -1,6 +1,8 @@
 """A device is revoked in the middle of a run: the others continue without it, and all its messages are refused."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import LoopbackError
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import key_id
@@ -8,8 +10,6 @@ from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.errors import NotEnrolledError
 from shoal.protocol.reassembly import Reassembler
-from shoal.simulation.loopback_fleet import LoopbackError
-from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (

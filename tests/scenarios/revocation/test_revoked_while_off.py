@@ -5,6 +5,8 @@ import logging
 import math
 
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator.publisher import FIRST_PAUSE_S, MAX_PAUSE_S
 from crypto.seal.envelope import seal_to_member
@@ -17,8 +19,6 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Sealed
 from shoal.protocol.topics import Topics
-from shoal.transport.faults import Hop
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import Wiretap, aggregator_identity, make_fleet, publish
 from tests.helpers.sessions import hand_over
 

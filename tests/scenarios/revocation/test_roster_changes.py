@@ -3,10 +3,10 @@
 import time
 
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from shoal.owner.enrolment.admission import Registrar
-from shoal.transport.faults import Hop
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.fleets import Wiretap, make_fleet
 
 LATE = "dev-01"

@@ -1,11 +1,11 @@
 """IFCA's saving of communication on whole fleets: model bytes that devices fetch once their identities are stable."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import NO_ASSIGNMENT
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     Wiretap,
     announcements,

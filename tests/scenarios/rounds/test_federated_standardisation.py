@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from shoal_lab.bench.attacks.features import blocks
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from aggregator.uploads.validation import UploadVerifier
 from edge_client.learning.data import Dataset, split
@@ -14,7 +15,6 @@ from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.storage.scales import Scales
 from shoal.protocol.messages import Phase
 from shoal.protocol.recipe import LocalTraining
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.cases import with_long
 from tests.helpers.plans import a_recipe

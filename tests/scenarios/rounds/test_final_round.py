@@ -1,11 +1,11 @@
 """The end of a run: every device stores its final model and is answered, also if programs are killed meanwhile."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState
 from shoal.protocol.messages import Action
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, answers, make_exact_fleet, thetas, uploads_of
 
 FINAL = 4

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 import edge_client.storage.finished_models
 from edge_client import cli
@@ -13,7 +14,6 @@ from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import StorageError
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.util.console import run_program
 from shoal.util.files import write_failed
 from tests.helpers.fleets import CLASSES, FULL_BATCH, INPUTS, grouped_data, make_fleet, thetas

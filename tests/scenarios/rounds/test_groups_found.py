@@ -1,9 +1,9 @@
 """IFCA, FedGroup and one-shot clustering that find the number of groups, on the loopback fleet."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,

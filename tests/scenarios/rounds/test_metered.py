@@ -3,7 +3,8 @@
 import dataclasses
 import time
 
-from shoal.transport.faults import Hop
+from shoal_lab.loopback.faults import Hop
+
 from tests.helpers.fleets import Wiretap, make_fleet, thetas
 
 

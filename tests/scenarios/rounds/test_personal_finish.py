@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 from edge_client import inference
 from edge_client.learning.data import split
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.simulation.loopback_fleet import draw_origins
 from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, finish_of, grouped_data, make_fleet
 from tests.helpers.round_fleets import held_states
 

@@ -5,6 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import draw_origins
 
 from edge_client import inference
 from edge_client.learning.data import split
@@ -15,8 +17,6 @@ from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.simulation.loopback_fleet import draw_origins
-from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,

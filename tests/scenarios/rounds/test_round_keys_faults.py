@@ -3,12 +3,12 @@
 import time
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.owner.keys.directory import ROSTER_LIFE_S
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
 
 OPTIONS = {"mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}

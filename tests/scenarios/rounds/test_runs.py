@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackError, draw_origins
 
 from aggregator.strategies.cfl.state import CflSettings
 from edge_client.learning.data import split
@@ -12,7 +13,6 @@ from shoal.errors import ConfigError
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.states import StateId
-from shoal.simulation.loopback_fleet import LoopbackError, draw_origins
 from tests.helpers.fleets import (
     CLASSES,
     FULL_BATCH,

@@ -1,9 +1,9 @@
 """A device that is online and never answers costs a few deadlines, and not one in each round."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from aggregator.rounds.state import NOT_WAITED_FOR, SILENT_ROUNDS
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
 
 DEADLINE_S = 60

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.standardisation import standardised
@@ -13,7 +14,6 @@ from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.scales import Scales
 from shoal.protocol.recipe import LocalTraining
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.cases import with_long
 from tests.helpers.plans import a_recipe

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from shoal.protocol.recipe import LocalTraining
-from shoal.transport.faults import Hop
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,

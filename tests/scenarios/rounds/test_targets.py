@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from edge_client.inference import choose
 from edge_client.learning.data import Dataset
 from shoal.owner.task_compiler.builtin import build
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.simulation.loopback_fleet import LoopbackFleet
 from shoal.task.data_declaration import DataDeclaration
 
 pytestmark = pytest.mark.torch

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from edge_client.learning.data import Dataset
 from edge_client.models.recipes import weighted_sum
 from edge_client.protocol.round_state import Stage
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import Offer, StateId, mean_number
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import (
     Wiretap,
     announce,

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
@@ -15,7 +16,6 @@ from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
 

@@ -1,6 +1,7 @@
 """One device on a transport: the messages it takes and refuses, a disk that fails, and how it closes."""
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from crypto.seal.envelope import open_from_group, open_from_member, read_head, seal_to_member
 from crypto.seal.identity import Identity
@@ -14,7 +15,6 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Action, Control, Decline, DeclineReason, Presence, Vitals
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.base import Connected, Disconnected, Message
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.chunks import forge
 from tests.helpers.fleets import make_fleet

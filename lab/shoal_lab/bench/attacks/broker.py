@@ -34,11 +34,11 @@ from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
 from shoal.simulation.engine.metrics import adjusted_rand
-from shoal.simulation.loopback_fleet import LoopbackFleet
-from shoal.transport.faults import Hop, Passage
 from shoal.types import Float32Vector, MaskedVector
 from shoal_lab.bench.attacks.base import Attack, Result
 from shoal_lab.bench.attacks.lab import CLASSES, Lab
+from shoal_lab.loopback.faults import Hop, Passage
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 LOGGER: Final = "shoal"
 

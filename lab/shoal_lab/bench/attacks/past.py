@@ -42,10 +42,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile, RunPlan
 from shoal.protocol.recipe import Recipe
 from shoal.protocol.topics import TopicKind, parse
-from shoal.simulation.loopback_fleet import BROKER_URL, LoopbackFleet
 from shoal.simulation.process_fleet import Stage
-from shoal.transport.faults import Hop, Passage
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from shoal.types import Float32Vector, MaskedVector
 from shoal_lab.bench.attacks.base import Attack, Result, cosine
 from shoal_lab.bench.attacks.broker import (
@@ -58,6 +55,9 @@ from shoal_lab.bench.attacks.broker import (
     watched_masking,
 )
 from shoal_lab.bench.attacks.lab import ONE_EPOCH, Lab
+from shoal_lab.loopback.faults import Hop, Passage
+from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 LARGEST_FILE: Final = 1000
 """Bytes of the largest file that is searched at every offset: larger ones hold sealed bytes, vectors, or receiving keys."""

@@ -33,13 +33,13 @@ from shoal.owner.runs.plan import origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds, memory_mb
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.process import raise_open_files
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.experiments.common.experiment import one_of
+from shoal_lab.loopback.fleet import draw_origins
 
 FLEET: Final = "load"
 MODELS: Final[dict[str, dict[str, int]]] = {

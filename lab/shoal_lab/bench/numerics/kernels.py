@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -15,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import NumpyBackend, gram_flops
 from aggregator.numerics.bipartition import bipartition
-from aggregator.numerics.checks import sklearn_module
 from aggregator.numerics.embedding import edc, madc
 from aggregator.numerics.torch_backend import TorchBackend
 from crypto.mask.derivation import MaskContext, derive
@@ -27,6 +28,7 @@ from crypto.mask.secret import MaskSecret
 from edge_client.learning.training import Shuffler
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import shards_of
+from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.blocks import Block, Shelf, Trained
 from shoal.simulation.trainers.dual import Dual
 from shoal.simulation.trainers.loop import Loop
@@ -119,8 +121,15 @@ def measure(quick: bool) -> dict[str, Any]:
         ConfigError: scikit-learn or scipy is not installed.
     """
     bench = Bench(quick)
-    with sklearn_module("threadpoolctl").threadpool_limits(limits=1):
+    with one_thread():
         return {"kernels": [found for kernel in KERNELS for found in kernel(bench)]}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch and all other libraries to one thread inside the block, and restore torch's random state afterwards."""
+    with limited_threads(1), threadpool_limits(1), torch.random.fork_rng(devices=[]):
+        yield
 
 
 def words(data: Mapping[str, Any]) -> list[str]:
@@ -147,7 +156,8 @@ def gram(bench: Bench) -> Iterator[Result]:
             partial(NumpyBackend().gram, rows), _sgemm(bench), partial(_pairs, rows), runs=3
         )
         ceiling_s = sgemm_s * gram_flops(n, d) / gram_flops(SGEMM_SIZE, SGEMM_SIZE)
-        yield result("gram", n, d, whole_s, ceiling_s, pairs_s * n * n / NAIVE_PAIRS)
+        naive_s = pairs_s * n * n / NAIVE_PAIRS
+        yield result("gram", n, d, whole_s, ceiling_s, naive_s)
 
 
 def _pairs(rows: NDArray[np.float32]) -> None:
@@ -228,13 +238,8 @@ def simulator(bench: Bench) -> Iterator[Result]:
     ceiling counts the plain form's operations, so that the dual form takes it past 1; the naive form is the plain loop; ``n``
     is a device's samples, ``seconds`` are of all devices measured.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for samples, devices in [(200, 13), (50, 52)] if bench.quick else [(200, 52), (100, 104), (50, 208)]:
-            yield measure_training(samples, devices, 3 if bench.quick else 5)
-    finally:
-        torch.set_num_threads(threads)
+    for samples, devices in [(200, 13), (50, 52)] if bench.quick else [(200, 52), (100, 104), (50, 208)]:
+        yield measure_training(samples, devices, 3 if bench.quick else 5)
 
 
 def training_flops(devices: int, samples: int) -> float:

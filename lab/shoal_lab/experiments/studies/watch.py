@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.bipartition import bipartition
 from aggregator.numerics.backend import cosine_matrix
+from aggregator.numerics.bipartition import bipartition
 from aggregator.strategies.base import ClientUpdate, Event
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import Phase

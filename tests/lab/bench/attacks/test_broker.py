@@ -13,10 +13,10 @@ from shoal_lab.bench.attacks.broker import (
     watched_masking,
 )
 from shoal_lab.bench.attacks.lab import CLASSES
+from shoal_lab.loopback.faults import Hop, Passage
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import mask
-from shoal.transport.faults import Hop, Passage
 from tests.helpers.fleets import make_fleet, publish
 
 

@@ -30,6 +30,8 @@ from shoal_lab.bench.attacks.past import (
     since,
     steal,
 )
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import LoopbackFleet
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import derive
@@ -42,8 +44,6 @@ from shoal.membership.directory import KEY_FILE, RECEIVING_FILE
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs import plan as owner_plan
 from shoal.protocol.documents import SegmentSpec
-from shoal.simulation.loopback_fleet import LoopbackFleet
-from shoal.transport.faults import Hop
 from shoal.types import Segment
 from tests.helpers.cases import with_long
 from tests.helpers.masks import key_of

@@ -133,7 +133,7 @@ def test_auto_needs_a_driver_for_torch() -> None:
     if driver_visible():
         pytest.skip("an NVIDIA driver is visible on this machine")
     code = (
-        "import sys; from aggregator.numerics.backend import select; from aggregator.numerics import gap, similarity;"
+        "import sys; from aggregator.numerics.backend import select; from aggregator.numerics import gap;"
         "assert select('auto', work_flops=1e18).name == 'numpy'; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

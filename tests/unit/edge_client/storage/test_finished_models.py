@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_client.storage.checked_files import write_checked
+from edge_client.checked_files import write_checked
 from edge_client.storage.finished_models import (
     UNMEASURED,
     FinishedList,

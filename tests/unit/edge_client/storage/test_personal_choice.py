@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from edge_client.checked_files import write_checked
 from edge_client.storage import finished_models
-from edge_client.storage.checked_files import write_checked
 from edge_client.storage.finished_models import (
     FINISHED_MODELS_KEPT,
     CandidateFit,

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from shoal_lab.loopback.faults import Hop
 
 from aggregator import run_service
 from crypto.seal.envelope import GROUP_MAGIC, MEMBER_MAGIC, read_head
@@ -15,7 +16,6 @@ from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
-from shoal.transport.faults import Hop
 from tests.helpers.enrolments import Scene
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, publish
 from tests.helpers.plans import run_plan

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation import process_fleet
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.process_fleet import Program, Stage, StageError
 from tests.helpers.plans import a_recipe
 

@@ -1,11 +1,11 @@
 """Checks of a publish before it is queued, and the defaults of a received message."""
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from shoal import limits
 from shoal.errors import WireError
 from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 
 
 def test_largest_publish_is_accepted():

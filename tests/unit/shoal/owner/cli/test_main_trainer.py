@@ -11,7 +11,7 @@ from shoal.errors import TaskError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.cli import main, runs
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_files import run_file
+from shoal.owner.keys.vault import run_file
 from shoal.owner.task_compiler.signed import read_signed
 from tests.helpers.receiving import device_card
 

@@ -16,7 +16,7 @@ from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
-from shoal.util.locks import exclusive
+from shoal.util.files import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
 

@@ -1,6 +1,7 @@
 """Requests that the owner rejects, or can't approve: the others are approved, and the device is told at once."""
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from crypto.seal.identity import Identity
 from edge_client.enrolment import Enrolling
@@ -10,7 +11,6 @@ from shoal.membership.tokens import make_refusal, make_request, open_refusal, to
 from shoal.owner.enrolment.admission import REJECTED
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
-from shoal.transport.loopback import LoopbackTransport
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 from tests.helpers.receiving import RECEIVING
 

@@ -6,6 +6,7 @@ import logging
 import shutil
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
@@ -23,7 +24,6 @@ from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
-from shoal.transport.loopback import LoopbackTransport
 from shoal.util.files import write_private
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 from tests.helpers.sessions import hand_over, new_runtime

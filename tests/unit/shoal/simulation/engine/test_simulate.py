@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.rounds.standstill import STANDS_STILL
 from aggregator.strategies.base import mean_update
@@ -18,7 +19,6 @@ from shoal.simulation.engine.evaluation import evaluate
 from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.workforce import Workforce
-from shoal.simulation.loopback_fleet import draw_origins
 from shoal.simulation.trainers.networks import Softmax, origins, unflatten
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
 from tests.helpers.simulations import FULL, NETWORK, population

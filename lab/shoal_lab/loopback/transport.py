@@ -28,7 +28,7 @@ from shoal.transport.base import (
     check_publish,
 )
 from shoal.transport.exact_topics import ExactTopics, Request
-from shoal.transport.faults import Faults, Hop, Passage
+from shoal_lab.loopback.faults import Faults, Hop, Passage
 
 MAX_STEPS: Final = 10_000_000
 """Most steps of one pump: more mean that two peers answer each other without end."""

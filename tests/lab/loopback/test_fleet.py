@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.fleet import POLL_S, LoopbackError, draw_origins
 
 from edge_client.learning.data import Dataset
 from shoal.errors import UsageError
-from shoal.simulation.loopback_fleet import POLL_S, LoopbackError, draw_origins
 from shoal.task.bundle import Parameter
-from shoal.transport.faults import Hop
 from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
 from tests.helpers.tasks import manifest
 

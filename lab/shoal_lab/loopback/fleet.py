@@ -48,9 +48,9 @@ from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
 from shoal.transport.base import Message, TransportEvent
-from shoal.transport.faults import Faults
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from shoal.util.log_throttle import Refusals
+from shoal_lab.loopback.faults import Faults
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 LOG = logging.getLogger("shoal.aggregator")
 BROKER_URL: Final = "mqtt://loopback"

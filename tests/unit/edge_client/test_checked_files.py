@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_client.storage.checked_files import make_folder, verified, write_checked
+from edge_client.checked_files import make_folder, verified, write_checked
 from shoal.errors import ConfigError, IntegrityError
 
 

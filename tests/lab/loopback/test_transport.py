@@ -1,12 +1,12 @@
 """The loopback broker keeps MQTT's rules on virtual time, and its faults are reproducible."""
 
 import pytest
+from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from shoal import limits
 from shoal.errors import UsageError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent
-from shoal.transport.faults import Hop
-from shoal.transport.loopback import LoopbackBroker, LoopbackTransport
 from tests.helpers.broker_restarts import restart
 from tests.helpers.faults import FaultRule, RuledFaults
 
@@ -231,7 +231,7 @@ def test_duplicates_repeat_with_the_seed() -> None:
 
 def test_endless_answers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers that answer each other without end are an error."""
-    monkeypatch.setattr("shoal.transport.loopback.MAX_STEPS", 1000)
+    monkeypatch.setattr("shoal_lab.loopback.transport.MAX_STEPS", 1000)
     broker = LoopbackBroker()
     transport = LoopbackTransport(
         broker, "a", lambda event: transport.publish("t", b"") if isinstance(event, Message) else None
