@@ -39,7 +39,7 @@ class TrainerModel:
         if command is None:
             raise TrainerError(
                 f"the task needs the trainer {manifest.trainer.name} {manifest.trainer.version}, and this device has none",
-                hint="install it, and give --trainer PACKAGE:CLASS",
+                hint="install it, and give --trainer PACKAGE:CLASS, or SHOAL_EDGE_TRAINER to commands without that option",
             )
         self._manifest, self._wanted = manifest, manifest.trainer
         self._process = TrainerProcess(command)
