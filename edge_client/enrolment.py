@@ -182,6 +182,7 @@ def enrol(
     ca: Path | None,
     cert: Path | None,
     key: Path | None,
+    proxy: str = "",
     complain: Callable[[str], None],
 ) -> DeviceMembership:
     """Send the request, and return when the owner has approved it.
@@ -192,7 +193,9 @@ def enrol(
         NotEnrolledError: the token has expired, or the owner has refused the request.
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    address = BrokerAddress.parse(token.broker, ca_file=ca, cert_file=cert, key_file=key, ca=token.broker_ca)
+    address = BrokerAddress.parse(
+        token.broker, ca_file=ca, cert_file=cert, key_file=key, proxy=proxy, ca=token.broker_ca
+    )
     transport = MqttTransport(address, token_id(token.secret), inbox.put)
     enrolling = Enrolling(directory, token, transport, complain)
     enrolling.start(int(time.time()))
