@@ -109,8 +109,8 @@ def enrol(
     note(f"fingerprint {mine}")
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
-    tls = {name: layers.values[name] for name in ("ca", "cert", "key")}
-    member = joining.enrol(directory, token, **tls, complain=note)
+    way = {name: layers.values[name] for name in ("ca", "cert", "key", "proxy")}
+    member = joining.enrol(directory, token, **way, complain=note)
     _say_joined(member.fleet, member.name, as_json=json)
 
 
@@ -133,17 +133,28 @@ def run(
 
 @app.command()
 @options_of(EdgeConfig, "dir", "data")
-def doctor(layers: Layers[EdgeConfig], json: AsJson = False) -> None:
+def doctor(
+    layers: Layers[EdgeConfig],
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="Task on which data are tried: the task.toml of `shoal-fleet task compile`, its folder, or its name.",
+            show_default="that of the run followed",
+        ),
+    ] = "",
+    json: AsJson = False,
+) -> None:
     """Check directory, disk, clock, broker, TLS, service, state, data, versions and executor; exit status 10 on a failure.
 
-    Data are also compared with the task of the run followed.
+    Data are tried on a task: `shoal-fleet task check` lists all that is found in them.
     """
     from edge_client.doctor import diagnose
     from shoal.util.console import report
 
     config = layers.config(data=Path())
     with working("checking files, data and broker"):
-        found = diagnose(config, with_data="data" in layers.values)
+        found = diagnose(config, with_data="data" in layers.values, task=task)
     report(found, as_json=json)
 
 

@@ -10,7 +10,7 @@ from edge_client.learning.reading import Reading
 from edge_client.membership import REVOKED_HINT, DeviceMembership
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, TaskError
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.console import Check, checked, ok
 from shoal.util.files import in_use
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from edge_client.config import EdgeConfig
     from edge_client.followed_run import Run
     from edge_client.learning.data import DataSplits
+    from shoal.task.manifest import TaskManifest
 
 
-def diagnose(config: EdgeConfig, *, with_data: bool) -> list[Check]:
+def diagnose(config: EdgeConfig, *, with_data: bool, task: str = "") -> list[Check]:
     """Return the checks of a device; its program may be running.
 
     Args:
         config: the device's settings.
         with_data: whether its samples are to be checked.
+        task: a task's directory or its task.toml, or the name of the followed run's task; empty for that one.
     """
     directory = config.dir
     try:
@@ -45,7 +47,7 @@ def diagnose(config: EdgeConfig, *, with_data: bool) -> list[Check]:
         _service(files),
         _clock(files),
         checked("state", lambda: _state(files, member)),
-        checked("data", lambda: _data(config.data if with_data else None, files, member, config.reading)),
+        checked("data", lambda: _data(config.data if with_data else None, files, member, config.reading, task)),
         ok("versions", versions()),
         checked("executor", lambda: _executor(config, files, member)),
     ]
@@ -103,33 +105,55 @@ def _run(files: DeviceState, member: DeviceMembership) -> Run | None:
     return None if package is None else stored_run(package, member)
 
 
-def _data(source: Path | None, files: DeviceState, member: DeviceMembership, reading: Reading) -> Check:
-    """Read the samples, in the shapes of the task if the device knows one.
+def _data(source: Path | None, files: DeviceState, member: DeviceMembership, reading: Reading, task: str) -> Check:
+    """Try the samples on a task: the one that is named, or that of the run which the device knows.
 
     Raises:
         DataError: they can't be read, or do not fit the task.
+        TaskError: there is no task of that name.
         IntegrityError: the stored run is damaged.
     """
-    from edge_client.learning.data import files_of, load, split
-    from edge_client.learning.data_doubts import doubts
+    from edge_client.dry_run import dry_run
+    from edge_client.learning.data import files_of, split
     from edge_client.run.jobs import split_seed
 
     if source is None:
         return Check("data", "warning", "not checked", "give --data FILE as for `shoal-edge run`")
-    count = len(files_of(source))
     run = _run(files, member)
-    if run is None:
-        return ok("data", f"{source}: files: {count}; no task yet to compare them with")
-    manifest = run.bundle.manifest
-    dataset = load(source, manifest, reading)
-    shares = split(dataset, split_seed(member))
-    damaged = [f"{dataset.left_out}; mend or remove them"] if dataset.left_out.count else []
-    found = [*damaged, *doubts(dataset, manifest), *_doubts_of_model(files, run, shares)]
-    if found:
-        said, _, hint = found[0].rpartition("; ")
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    if run is None and not task:
+        return ok("data", f"{source}: files: {len(files_of(source))}; no task yet to compare them with (--task)")
+    manifest, followed = _manifest(task, run)
+    found = dry_run(source, manifest, reading)
+    damaged = [f"{found.left_out}; mend or remove them"] if found.left_out.count else []
+    doubts = [*damaged, *found.doubts]
+    if followed is not None:
+        doubts += _doubts_of_model(files, followed, split(found.dataset, split_seed(member)))
+    if doubts:
+        said, _, hint = doubts[0].rpartition("; ")
+        more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
         return Check("data", "warning", f"{source}: {said}{more}", hint)
-    return ok("data", f"{source}: {len(dataset)} samples, which fit the task of run {run.plan.run}")
+    whose = f"task {manifest.name}" if followed is None else f"task of run {followed.plan.run}"
+    return ok("data", f"{source}: {len(found.dataset)} samples, which fit the {whose}")
+
+
+def _manifest(task: str, run: Run | None) -> tuple[TaskManifest, Run | None]:
+    """Return the manifest to compare with, and the run whose task it is; None if it is of a file.
+
+    Raises:
+        TaskError: there is neither such a file nor a run of a task of that name.
+    """
+    from pathlib import Path
+
+    from shoal.task.bundle import read_manifest
+
+    if run is not None and task in ("", run.bundle.manifest.name):
+        return run.bundle.manifest, run
+    if not Path(task).exists():
+        raise TaskError(
+            f"there is no task file {task}, and this device follows no run of a task of that name",
+            hint="give the task.toml that `shoal-fleet task compile` wrote",
+        )
+    return read_manifest(Path(task)), None
 
 
 def _doubts_of_model(files: DeviceState, run: Run, shares: DataSplits) -> list[str]:

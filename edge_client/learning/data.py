@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from edge_client.learning.data_files import Raw, read_idx, read_npz
-from edge_client.learning.image_folders import holds_data, images_of, read_images
+from edge_client.learning.image_folders import SUFFIXES, holds_data, images_of, read_images
 from edge_client.learning.reading import AS_FOUND, NONE_LEFT_OUT, STRICT, Damage, LeftOut, NoSampleError, Reading
 from edge_client.learning.tables import TableSpec, class_numbers, read_csv, read_parquet
 from shoal.digests import shake_256
@@ -28,6 +29,9 @@ VALIDATION_PERCENT: Final = 20
 """Share of the samples for validation; the test share has the same size, and the rest is for training."""
 MIN_SAMPLES: Final = 5
 """Fewest samples that give each of the three shares one."""
+
+MOST_LOOKED_AT: Final = 1000
+"""Files of a folder without data that are looked at for the message."""
 
 _SPLIT_LABEL: Final = b"shoal/data-split/1"
 _GROWING_LABEL: Final = b"shoal/data-split/growing/1"
@@ -48,11 +52,13 @@ class Dataset:
         x: shape (n, *input shape), the task's input dtype.
         y: shape (n, *label shape), the task's label dtype.
         left_out: the damaged samples that are not among them.
+        unused: columns of tables that the task does not take, and endings of files in folders of images that are none.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
     left_out: LeftOut = NONE_LEFT_OUT
+    unused: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) == 0:
@@ -85,7 +91,8 @@ def load(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> D
     left_out = damage.left_out(sum(map(len, found)), reading)
     if not found:
         raise DataError(f"{source} holds no sample")
-    return dataclasses.replace(joined(*found), left_out=left_out)
+    unused = tuple(dict.fromkeys(name for raw in raws for name in raw.unused))
+    return dataclasses.replace(joined(*found), left_out=left_out, unused=unused)
 
 
 def joined(*batches: Dataset) -> Dataset:
@@ -192,7 +199,12 @@ def _files_in(folder: Path) -> Sequence[Path]:
         return found[:1]
     if images_of(folder):
         return [folder]
-    raise DataError(f"{folder} holds no data file of a known format", hint=_FORMATS_HINT)
+    found = [path for path in islice(folder.rglob("*"), MOST_LOOKED_AT) if holds_data(path, folder)]
+    deep = next((path for path in found if path.suffix.lower() in SUFFIXES), None)
+    if deep is not None:
+        raise DataError(f"{folder} holds images a level too deep: {deep}", hint=f"give {deep.parent.parent}")
+    kinds = ", ".join(sorted({path.suffix for path in found if path.suffix}))[:200] or "none"
+    raise DataError(f"{folder} holds no data file of a known format; those in it: {kinds}", hint=_FORMATS_HINT)
 
 
 def _those_with_data(folder: Path, pattern: str) -> list[Path]:
@@ -277,8 +289,10 @@ def _conform(raw: Raw, manifest: TaskManifest, damage: Damage) -> Dataset | None
     if len(raw.x) == 0:
         return None
     rows, y = _Rows(raw, damage), raw.y
-    if y.dtype.kind == "U" and manifest.data.labels and y.ndim == 1:
-        y = rows.classes(y, manifest)
+    if y.dtype.kind == "S":
+        y = np.char.decode(y, "utf-8", "replace")
+    if y.dtype.kind == "U" and manifest.data.labels and y.size == len(y):
+        y = rows.classes(y.reshape(-1), manifest)
     x, y = _features(rows, manifest), _tensor(y, manifest.label, rows, "label")
     if not rows.bad.any():
         return Dataset(x, y)
@@ -326,9 +340,12 @@ def _tensor(values: NDArray[Any], spec: TensorSpec, rows: _Rows, what: str) -> N
         if values.dtype.kind == "f":
             rows.require(flat == np.trunc(flat), what, "is not a whole number")
         limit = spec.limit or 1 << 62
-        from_one = bool(flat.size) and flat.min() == 1 and flat.max() == limit
-        hint = "subtract 1 from all: they begin at 0" if from_one else _ROW_HINT
-        rows.require((flat < limit) & (flat >= 0), what, f"is not in 0..{limit - 1}", hint)
+        if what == "label" and flat.size and flat.min() >= 1 and flat.max() == limit:
+            raise DataError(
+                f"{rows.raw.origin}: the labels go up to {limit}, and the task's from 0 to {limit - 1}",
+                hint="subtract 1 from all: they begin at 0",
+            )
+        rows.require((flat < limit) & (flat >= 0), what, f"is not in 0..{limit - 1}")
     if rows.bad.any():  # what can't be converted must not reach the conversion
         flat = np.where(rows.bad[:, None], flat.dtype.type(0), flat)
     return np.ascontiguousarray(flat.reshape(n, *spec.shape), dtype=spec.dtype)

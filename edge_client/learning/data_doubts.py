@@ -28,7 +28,8 @@ UNSCALED_RATIO: Final = 100.0
 Small deviations do no harm: the edges of scanned digits hardly vary, and training ignores them."""
 
 HUGE: Final = 1e6
-"""Features that are not standardised are huge above this: a step of plain SGD is as long as the features are."""
+"""Features that are not standardised are huge above this: a step of plain SGD is as long as the features are. Of others,
+a value is huge if it is as many times the median one."""
 
 STAND_IN_SHARE: Final = 0.02
 """A number may stand for a missing value if at least this share of a column's values has it, and three do, and at most half."""
@@ -67,7 +68,10 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
         found.append(
             f"{_listed(constant)} the same value in every sample: a constant column teaches nothing; check the file"
         )
-    for at in np.flatnonzero(varies) if table else ():
+    # Pixels are often black and never below it.
+    least = samples.x.min(axis=0)
+    negative = varies & (least < 0) & ((samples.x == least).sum(axis=0) > 2)
+    for at in np.flatnonzero(varies if table else negative):
         value = _stand_in(samples.x[:, at])
         if value is not None:
             found.append(
@@ -80,7 +84,10 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
             f"the features have values of up to {largest:.0e}, and training will likely fail; compile the task with "
             "--standardise, or scale the features"
         )
-    elif manifest.data.standardise == "off" and varies.any():
+    elif manifest.data.standardise != "off":
+        about_size = outlier_doubt(samples.x, manifest)
+        found += [about_size] if about_size else []
+    elif varies.any():
         ordered = np.sort(deviations[varies])
         ratio = ordered[-1] / ordered[(len(ordered) - 1) // 2]
         if ratio > UNSCALED_RATIO:
@@ -89,6 +96,16 @@ def doubts(samples: Dataset, manifest: TaskManifest) -> tuple[str, ...]:
                 "the median one, and training will likely fail; compile the task with --standardise, or scale the features"
             )
     return tuple(found)
+
+
+def outlier_doubt(x: NDArray[np.float32], manifest: TaskManifest) -> str:
+    """Return the doubt about columns (n, p) with a value so far out that standardisation makes all others the same."""
+    sizes = np.abs(np.where(np.isnan(x), 0.0, x))
+    usual = np.array([np.median(column[column > 0]) if column.any() else 0.0 for column in sizes.T])
+    found = [_name(int(at), manifest) for at in np.flatnonzero(sizes.max(axis=0) > HUGE * usual)]
+    if not found:
+        return ""
+    return f"{_listed(found)} a value over a million times the usual: all others look the same beside it; mend or remove it"
 
 
 def class_doubt(y: NDArray[Any], manifest: TaskManifest) -> str:

@@ -51,6 +51,7 @@ class Raw:
         origin: the file, for messages.
         lines: for text, the line number of each row; None for formats whose rows are numbered by position.
         columns: names of the features of a table, for messages.
+        unused: names of a table's other columns, or endings of a folder's other files.
         rows: for samples with a file each, their paths.
         bad: (n,) bool, the samples that were found damaged when they were read; None for none.
     """
@@ -60,6 +61,7 @@ class Raw:
     origin: Path
     lines: array[int] | None = None
     columns: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     bad: NDArray[np.bool_] | None = None
 
@@ -85,7 +87,8 @@ def read_npz(path: Path, *, labelled: bool = True) -> Raw:
                 )
             x, y = archive["x"], archive["y"] if labelled else np.empty(0)
     except _NPZ_ERRORS as error:
-        raise DataError(f"{path} can't be read as an .npz archive: {str(error)[:200]}") from None
+        hint = "save text as numpy.array(values, dtype=str)" if "Object arrays" in str(error) else ""
+        raise DataError(f"{path} can't be read as an .npz archive: {str(error)[:200]}", hint=hint) from None
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         raise DataError(f"{path} can't be read as an .npz archive: a member is no array")
     if x.ndim == 0 or y.ndim == 0:

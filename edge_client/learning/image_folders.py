@@ -98,7 +98,10 @@ def read_images(source: Path, manifest: TaskManifest, *, labelled: bool = True, 
             continue
         rows.append(str(path))
         labels += [] if label is None else [label]
-    return Raw(x[: len(rows)].reshape(-1, *manifest.input.shape), np.array(labels), source, rows=tuple(rows))
+    others = {path.suffix for path in source.glob("*/*") if holds_data(path, source)}
+    unused = tuple(sorted(suffix for suffix in others if suffix.lower() not in SUFFIXES))
+    shaped = x[: len(rows)].reshape(-1, *manifest.input.shape)
+    return Raw(shaped, np.array(labels), source, unused=unused, rows=tuple(rows))
 
 
 def _pillow(source: Path) -> Any:

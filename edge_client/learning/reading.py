@@ -115,7 +115,7 @@ class Damage:
         if kept and count <= most:
             return LeftOut(count, total, str(first))
         advice = [first.hint] if first.hint else []
-        advice += [f"to leave out as many: skip_bad = {count} in the configuration"] if kept else []
+        advice += [f"to leave out as many: skip_bad = {count} in the configuration"] if kept >= count else []
         raise DataError(f"{first} (damaged samples: {count} of {total})", hint="; ".join(advice))
 
 

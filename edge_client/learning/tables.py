@@ -58,7 +58,7 @@ MISSING: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _SEP_LINE: Final = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 """First line by which spreadsheets name the separator."""
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*,\d+")
-_UNIT: Final = re.compile(r"[+-]?\d[\d.,]*\s*([^\d\s.,]{1,8})")
+_UNIT: Final = re.compile(r"[+-]?\d[\d.,]*\s*([^\d\s.,]{1,8})|([^\d\s.,+-]{1,8})\s*[+-]?\d[\d.,]*")
 
 _BATCH_ROWS: Final = 1 << 16
 _SHOWN: Final = 40
@@ -97,11 +97,13 @@ class Columns:
 
     Attributes:
         names: of the features, in the same order, for messages.
+        unused: names of all other columns.
     """
 
     features: tuple[int, ...]
     label: int | None
     names: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -129,7 +131,8 @@ def columns_of(header: Sequence[str] | None, count: int, spec: TableSpec, origin
         features = tuple(_position(names, source[0], origin) for source in spec.data.columns)
     else:
         features = tuple(i for i in range(count) if i != label)
-    return Columns(features, label, spec.data.features or tuple(names[i] for i in features))
+    unused = tuple(name for i, name in enumerate(names) if i != label and i not in features)
+    return Columns(features, label, spec.data.features or tuple(names[i] for i in features), unused)
 
 
 def _by_position(count: int, spec: TableSpec, origin: Path) -> Columns:
@@ -209,8 +212,7 @@ def read_csv(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     import csv  # imported late: devices with other formats save its memory
 
     try:
-        with path.open("rb") as raw:
-            wide = raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        wide = _is_wide(path)
         # Bytes that are no UTF-8 become surrogates, so that they damage their own line alone.
         coding = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
         with path.open(newline="", encoding=coding[0], errors=coding[1]) as file:
@@ -221,6 +223,23 @@ def read_csv(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         hint = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(f"{path} can't be read as CSV: {error}", hint=hint) from None
+
+
+def _is_wide(path: Path) -> bool:
+    """Return whether a text file is UTF-16, by its mark.
+
+    Raises:
+        DataError: it is of another kind than UTF-8, by its first bytes.
+    """
+    with path.open("rb") as raw:
+        head = raw.read(4)
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and head != codecs.BOM_UTF32_LE:
+        return True
+    if head[:2] == b"PK":
+        raise DataError(f"{path} is no text but a zip file or a workbook", hint="save the table as CSV")
+    if any(head) and 0 in head:
+        raise DataError(f"{path} seems to be UTF-16 without its mark, or UTF-32", hint="save it as UTF-8")
+    return False
 
 
 def _lines(file: TextIO, path: Path, *, growing: bool) -> Iterator[str]:
@@ -255,7 +274,8 @@ def _rows(reader: Any, path: Path, damage: Damage) -> Iterator[tuple[int, int, l
         except (csv.Error, UnicodeDecodeError) as error:
             if first:
                 raise
-            damage.add(DataError(f"{path}, line {reader.line_num}: {error}"), reader.line_num - before)
+            hint = "save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+            damage.add(DataError(f"{path}, line {reader.line_num}: {error}", hint=hint), reader.line_num - before)
             continue
         if text.strip() and not text.strip("\0 \r\n"):
             damage.add(DataError(f"{path}, line {reader.line_num}: only zero bytes, as a power loss leaves them"))
@@ -315,7 +335,8 @@ def _table(rows: Iterable[tuple[int, int, list[str]]], form: _Form, spec: TableS
     columns: Columns | None = None
     count = 0
     for line, lines, cells in rows:
-        if cells[0].startswith("#") and len(cells) != form.width:
+        comment, title = cells[0].startswith("#"), columns is None and len(cells) == 1 < form.width
+        if title or (comment and len(cells) != form.width):
             continue
         if columns is None:
             cells[0] = cells[0].lstrip("# ")
@@ -436,16 +457,16 @@ class _Numbers:
     def raw(self, columns: Columns) -> Raw:
         """Return the table."""
         x = np.frombuffer(self._values, np.float64).reshape(len(self.lines), -1)
-        return Raw(x, np.array(self._labels), self._path, self.lines, columns.names)
+        return Raw(x, np.array(self._labels), self._path, self.lines, columns.names, columns.unused)
 
 
 def _number_hint(cell: str) -> str:
     if _number(cell.replace(",", ".", 1)) is not None:
-        return "write numbers with a decimal point"
-    if _number(cell.replace(",", "").replace("'", "").replace(" ", "")) is not None:
+        return "write numbers with a decimal point, or give --decimal ,"
+    if _number("".join(cell.replace(",", "").replace("'", "").split())) is not None:
         return "write numbers without a mark between thousands"
     if found := _UNIT.fullmatch(cell.strip()):
-        return f"write the number alone, without {found[1]!r}"
+        return f"write the number alone, without {found[1] or found[2]!r}"
     return "leave the cell empty if its value is missing"
 
 
@@ -476,7 +497,8 @@ def read_parquet(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
     if not sum(len(x) for x, _ in parts):
         raise NoSampleError(f"{path} holds no sample")
     x, y = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return Raw(x, y, path, columns=columns.names, bad=np.isnan(y) if spec.data.labels and spec.labelled else None)
+    bad = np.isnan(y) if spec.data.labels and spec.labelled else None
+    return Raw(x, y, path, columns=columns.names, unused=columns.unused, bad=bad)
 
 
 def _pyarrow(path: Path) -> tuple[Any, Any]:

@@ -181,6 +181,15 @@ class TaskBundle:
         return cls(manifest, *sections)
 
 
+def read_manifest(path: Path) -> TaskManifest:
+    """Return the manifest of a task, from its directory or from its file task.toml alone; the graphs are not looked at.
+
+    Raises:
+        TaskError: the file is missing, too big, or no manifest.
+    """
+    return TaskManifest.from_toml(_read(path / "task.toml" if path.is_dir() else path, MAX_MANIFEST_BYTES))
+
+
 def _read(path: Path, limit_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:

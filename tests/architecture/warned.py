@@ -23,6 +23,7 @@ MAKERS = {
     ("edge_client/learning/data_doubts.py", "no_better_doubt"): "doubt",
     ("edge_client/learning/data_doubts.py", "target_doubt"): "doubt",
     ("edge_client/learning/data_doubts.py", "class_doubt"): "doubt",
+    ("edge_client/learning/data_doubts.py", "outlier_doubt"): "doubt",
     ("edge_client/learning/statistics.py", "scale_doubt"): "doubt",
     ("aggregator/status/record.py", "reason"): "device",
     ("aggregator/status/record.py", "_absence"): "device",

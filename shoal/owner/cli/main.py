@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.errors import UsageError
+from shoal.errors import DataError, UsageError
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.cli import report as report_cli
@@ -326,6 +326,44 @@ def compile_(
         say(private_words(bundle.manifest))
     if data != NO_DECLARATION:
         say(data_words(data))
+
+
+@task_app.command()
+def check(
+    task: Annotated[Path, typer.Argument(help="A task that `task compile` wrote, or its task.toml.")],
+    data: Annotated[
+        list[Path], typer.Argument(help="Data of devices: files and folders, as for `shoal-edge run --data`.")
+    ],
+    label: Annotated[str, typer.Option(help="Name of the label column.", show_default="the task's")] = "",
+    decimal: Annotated[
+        str, typer.Option(help="Decimal mark of CSV files: `.` or `,`.", show_default="found in the file")
+    ] = "",
+    json: AsJson = False,
+) -> None:
+    """Try data on a task before any run: what a device would read, leave out and doubt; exit status 1 if some do not fit.
+
+    Nothing is trained, and no device is needed.
+    """
+    from edge_client.dry_run import dry_run
+    from edge_client.learning.reading import Reading
+    from shoal.task.bundle import read_manifest
+
+    manifest, reading = read_manifest(task), Reading(label, decimal=decimal)
+    found: list[dict[str, Any]] = []
+    for source in data:
+        try:
+            made = dry_run(source, manifest, reading)
+            found.append(made.document())
+            lines = made.lines()
+        except DataError as error:
+            found.append({"fits": False, "source": str(source), "error": str(error), "hint": error.hint})
+            lines = [f"{source}: does not fit: {error}", *([f"  hint: {error.hint}"] if error.hint else [])]
+        if not json:
+            say("\n".join(lines))
+    if json:
+        say_json({"task": manifest.name, "data": found})
+    if not all(each["fits"] for each in found):
+        raise SystemExit(1)
 
 
 admission_cli.register(app)

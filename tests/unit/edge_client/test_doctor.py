@@ -27,9 +27,9 @@ def directory(parties):
     return parties.members["dev-1"].directory
 
 
-def checks(directory, data=None, executor="auto"):
+def checks(directory, data=None, task="", executor="auto"):
     config = EdgeConfig(directory, data or directory, broker="mqtt://127.0.0.1:1", executor=executor)
-    found = diagnose(config, with_data=data is not None)
+    found = diagnose(config, with_data=data is not None, task=task)
     return {c.name: c for c in found}
 
 
@@ -97,6 +97,20 @@ def test_data_are_found_or_not(tmp_path, directory):
     np.savez(tmp_path / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
     assert checks(directory, tmp_path / "gone.npz")["data"].result == "failure"
+
+
+def test_data_are_tried_on_a_named_task(tmp_path, directory, monkeypatch, logistic):
+    """One of a file, or that of the run by its name."""
+    x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(20) % 3)
+    logistic(4, 3).to_dir(tmp_path / "task")
+    for task in (tmp_path / "task", tmp_path / "task" / "task.toml"):
+        found = checks(directory, tmp_path / "d.npz", str(task))["data"]
+        assert (found.result, found.detail) == ("ok", f"{tmp_path}/d.npz: 20 samples, which fit the task logistic")
+    assert "no task file other" in checks(directory, tmp_path / "d.npz", "other")["data"].detail
+    plan = SimpleNamespace(run=1, task_digest=bytes(32))
+    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=plan))
+    assert checks(directory, tmp_path / "d.npz", "logistic")["data"].detail.endswith("the task of run 1")
 
 
 def test_doubts_about_data_are_a_warning(tmp_path, directory, monkeypatch, logistic):

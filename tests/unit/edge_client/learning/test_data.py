@@ -212,7 +212,7 @@ def test_growing_data_begin_with_five():
 @pytest.mark.parametrize(
     ("y", "message", "hint"),
     [
-        (np.array([1, 2, 1, 2, 2]), r"label is not in 0\.\.1", "subtract 1 from all"),
+        (np.array([1, 2, 1, 2, 2]), r"labels go up to 2, and the task's from 0 to 1", "subtract 1 from all"),
         (np.array([1, 3, 1, 2, 2]), r"label is not in 0\.\.1", "fix or remove that row"),
         (np.array(["a", "b", "a", "b", "b"]), "each label must be numbers", "--labels"),
     ],

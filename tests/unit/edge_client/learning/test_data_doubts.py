@@ -47,6 +47,15 @@ def test_a_number_for_missing_values(value, count, doubted):
     assert [f"column 'b' has {value} in many samples" in text for text in found] == [True] * doubted
 
 
+def test_a_damaged_number():
+    """Beside 1e30, standardisation makes all others the same."""
+    samples = dataset(1, 1, 1, 1)
+    samples.x[3, 1] = 1e30
+    assert "column 'b' has a value over a million times the usual" in doubts(samples, task(standardise="local"))[0]
+    samples.x[:, 1] = 1e9 * np.arange(40)
+    assert doubts(samples, task(standardise="local")) == ()
+
+
 def test_most_values_are_no_missing_ones():
     """A pixel at the edge, or an event that is rare: most are 0, and few are large."""
     x = np.zeros((40, 4), np.float32)

@@ -193,7 +193,8 @@ def test_tables_of_spreadsheets_and_loggers(tmp_path, text, x):
     ("cell", "hint"),
     [
         ("1,000.5", "without a mark between thousands"), ("26.1C", "the number alone, without 'C'"),
-        ("50 %", "the number alone, without '%'"), ("high", "leave the cell empty"),
+        ("50 %", "the number alone, without '%'"), ("$5", "the number alone, without '$'"), ("high", "leave the cell empty"),
+        ("1\u202f000.5", "without a mark between thousands"),
     ],
 )  # fmt: skip
 def test_hint_names_what_is_beside_a_number(tmp_path, cell, hint):
@@ -207,7 +208,26 @@ def test_decimal_comma_is_refused(tmp_path):
     """A decimal comma beside points is refused."""
     with pytest.raises(DataError, match="'1,5' is not a number") as caught:
         table(tmp_path, "a;b;label\n2.5;1,5;0\n")
-    assert caught.value.hint == "write numbers with a decimal point"
+    assert caught.value.hint == "write numbers with a decimal point, or give --decimal ,"
+
+
+def test_a_title_is_no_header(tmp_path):
+    assert table(tmp_path, "Export of 2026\n\na,b,label\n1,2,0\n").x.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"PK\3\4 a workbook", "zip file or a workbook"),
+        ("a,label\n".encode("utf-16-le"), "UTF-16 without"),
+        ("a".encode("utf-32"), "UTF-32"),
+    ],
+    ids=["workbook", "no mark", "utf-32"],
+)
+def test_other_kinds_of_files_are_named(tmp_path, data, what):
+    (tmp_path / "d.csv").write_bytes(data)
+    with pytest.raises(DataError, match=what):
+        read_csv(tmp_path / "d.csv", BARE)
 
 
 def test_labels_of_another_case(tmp_path):
