@@ -50,6 +50,7 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
 from shoal.transport.mqtt import MqttTransport
+from shoal.transport.probe import own_expiries
 from shoal.util.files import serving
 from shoal.util.log_throttle import Refusals
 from shoal.util.process import keep_heap, raise_open_files_limit, settle, usable_cores
@@ -136,6 +137,8 @@ class Daemon:
             witness=witness(self._membership.identity, self._membership.fleet, topic, time.time_ns()),
         )
         self._watch = FleetWatch(str(address), known=known_devices(self._membership.directory))
+        if address.tls:
+            self._watch.connection.expires(own_expiries(address))
         self._presences = PresenceInbox(self._membership, self._watch)
         self._live = LiveFile(self._membership.directory, self._watch)
         self._orders = OwnerOrders(self._membership.directory)

@@ -273,9 +273,13 @@ class Results:
         self.publish(session, now_s, force=True)
         LOG.info("run finished", extra={"kv": {"run": plan.run, **self._figures}})
 
-    def connected(self, broker: str) -> None:
-        """Note for the status file that the broker at this address, without user and password, accepted the connection."""
-        self._connection = {"connected": True, "broker": broker, "since": second(int(self._clock_s()))}
+    def connected(self, broker: str, expires_at_s: int | None = None) -> None:
+        """Note for the status file that the broker at this address, without user and password, accepted the connection.
+
+        ``expires_at_s`` is the unix time at which its certificate expires; None without TLS.
+        """
+        until = {} if expires_at_s is None else {"certificate_expires_at_s": expires_at_s}
+        self._connection = {"connected": True, "broker": broker, "since": second(int(self._clock_s())), **until}
 
     @property
     def is_connected(self) -> bool:

@@ -231,8 +231,8 @@ class DeviceRuntime:
             match event:
                 case Message(topic, payload):
                     self._on_chunk(topic, payload)
-                case Connected():
-                    self._results.connected(self._broker)
+                case Connected(_, expires_at_s):
+                    self._results.connected(self._broker, expires_at_s)
                     self._go_on(self.session.checked(self._facts()))
                     if not self.session.roster.lapsed:
                         self._tell(io.Connected())

@@ -20,7 +20,11 @@ from shoal.util.files import in_use
 
 MOST_SHOWN: Final = 12
 """Most classes for which `evaluate` prints a table; `--json` has it for more."""
-LABELS: Final = {"rounds": "rounds taken part in", "round": "last round taken part in"}
+LABELS: Final = {
+    "rounds": "rounds taken part in",
+    "round": "last round taken part in",
+    "certificate_days": "days left of the broker's certificate",
+}
 """Labels of the figures whose names are not clear enough."""
 
 
@@ -65,12 +69,15 @@ def _liveness(files: DeviceState, figures: dict[str, Any], broker: str) -> dict[
     if not running and "stage" in figures:
         figures["last_stage"], figures["stage"] = figures["stage"], "stopped"
     lost = {"disconnected_because": connection["reason"]} if running and connection.get("reason") else {}
+    expires_at_s = connection.get("certificate_expires_at_s")
+    days = {"certificate_days": (expires_at_s - int(time.time())) // 86400} if isinstance(expires_at_s, int) else {}
     return {
         "running": running,
         "connected": running and connection.get("connected") is True,
         "broker": connection.get("broker") or broker,
         "since": since,
         **lost,
+        **days,
     }
 
 

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +41,7 @@ class Snapshot:
         totals, last: sums over the run's rounds, and its last closed round; None and empty without one.
         clusters: cluster -> number of devices.
         disk_free_bytes: of the aggregator's directory; None if it can't be read.
+        expires: certificate, or ``roster`` -> unix seconds at which it expires.
         made_at_s: unix seconds.
         status_text, runs_text: both as JSON; the numbers rise when the text changes.
         status_serial, runs_serial: these numbers.
@@ -59,6 +60,7 @@ class Snapshot:
     status_serial: int
     runs_serial: int
     trouble: str = ""
+    expires: Mapping[str, int] = field(default_factory=dict)
 
     def event(self, *, runs: bool) -> str:
         """Return the data of an event for the page: the status, and with ``runs`` the run's history."""
@@ -170,6 +172,7 @@ class Feed:
             status_serial=_serial(before, text, "status"),
             runs_serial=_serial(before, runs_text, "runs"),
             trouble=trouble,
+            expires=facts.expires,
         )
 
     def _follow(self, plan: RunPlan | None) -> tuple[bool, str]:

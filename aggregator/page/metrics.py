@@ -89,6 +89,11 @@ def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
     if tested:
         yield _gauge("device_accuracy_min", "Least newest accuracy of a device on its test share, 0 to 1.", min(tested))
     yield from _vitals([d.vitals for d in members if d.vitals is not None])
+    words = "Days until a certificate (broker, ca, client) or the owner's roster expires; below 0 once it has."
+    days = GaugeMetricFamily("shoal_expiry_days", words, labels=["what"])
+    for what, at_s in snapshot.expires.items():
+        days.add_metric([what], (at_s - snapshot.made_at_s) / 86400)
+    yield days
     if snapshot.disk_free_bytes is not None:
         yield _gauge("disk_free_bytes", "Free space for the aggregator's directory.", snapshot.disk_free_bytes)
 

@@ -368,6 +368,7 @@ class FleetPage:
             broker=live.connection.broker,
             active=roster.active(),
             revoked=tuple(roster.revoked),
+            expires={**live.connection.expires, "roster": roster.expires_at_s},
             now_s=at_s,
         )
         self.feed.publish(known, plan())

@@ -26,6 +26,7 @@ class ConnectionFacts:
         since_s: since when; before the first connection, since the start of the daemon.
         reason: why the connection ended; empty while it stands.
         lost_s: time at which the connection was lost last; None if it never was.
+        expires: certificate (``broker``, ``ca``, ``client``) -> time at which it expires.
         chunk_bytes: largest chunk that it sends now, by the setting, the broker's limit and the link's pace.
     """
 
@@ -34,6 +35,7 @@ class ConnectionFacts:
     since_s: int
     reason: str = ""
     lost_s: int | None = None
+    expires: Mapping[str, int] = field(default_factory=dict)
     chunk_bytes: int = CHUNK_BYTES
 
 

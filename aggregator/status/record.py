@@ -140,6 +140,7 @@ class Facts:
         revoked: the devices that the owner has revoked.
         run: the run to report; None if absent.
         disk_free_bytes: of the aggregator's directory; None if it can't be read.
+        expires: certificate, or ``roster`` -> time at which it expires.
         now_s: the time.
     """
 
@@ -151,6 +152,7 @@ class Facts:
     revoked: tuple[str, ...] = ()
     run: StoredRun | None = None
     disk_free_bytes: int | None = None
+    expires: Mapping[str, int] = field(default_factory=dict)
     now_s: int
 
 

@@ -134,6 +134,10 @@ class ConnectionWatch:
         self._clock = clock
         self.facts = ConnectionFacts(broker=broker, connected=False, since_s=int(clock()))
 
+    def expires(self, found: Mapping[str, int]) -> None:
+        """Record when the certificates of this client expire: name -> unix seconds."""
+        self.facts = dataclasses.replace(self.facts, expires=found)
+
     @property
     def settled(self) -> bool:
         """Whether the connection stands for SETTLED_S."""
@@ -147,7 +151,8 @@ class ConnectionWatch:
         """Take an event of the transport; messages are ignored."""
         now_s = int(self._clock())
         if isinstance(event, Connected):
-            self.facts = dataclasses.replace(self.facts, connected=True, since_s=now_s, reason="")
+            expires = {**self.facts.expires, **({"broker": event.expires_at_s} if event.expires_at_s else {})}
+            self.facts = dataclasses.replace(self.facts, connected=True, since_s=now_s, reason="", expires=expires)
         elif isinstance(event, Unreached):
             self.facts = dataclasses.replace(self.facts, reason=event.reason)
         elif isinstance(event, Disconnected) and self.facts.connected:

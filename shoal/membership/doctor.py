@@ -142,15 +142,15 @@ def _broker(
 
 
 def _tls(address: BrokerAddress, now_s: int) -> Check:
-    from shoal.transport.probe import certificate_expiry, client_certificate_expiry
+    from shoal.transport.probe import certificate_expiry, own_expiries
 
     if not address.tls:
         if address.is_loopback:
             return ok("tls", "none: the broker is on this machine")
         return Check("tls", "warning", "none: user and password travel in clear", "use mqtts:// and --ca")
+    named = {"ca": "its CA", "client": "this client's certificate"}
     found = {"the broker's certificate": certificate_expiry(address)}
-    if address.cert_file is not None:
-        found["this client's certificate"] = client_certificate_expiry(address.cert_file)
+    found |= {named[name]: at_s for name, at_s in own_expiries(address).items()}
     detail = ", ".join(f"{thing} is valid until {second(at_s)}" for thing, at_s in found.items())
     if min(found.values()) < now_s:
         return Check("tls", "failure", detail, "issue a new certificate")

@@ -52,9 +52,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The broker accepted the connection; ``session_present`` is true if it still has our session."""
+    """The broker accepted the connection.
+
+    Attributes:
+        session_present: whether it still has our session.
+        expires_at_s: unix seconds at which its certificate expires; None without TLS.
+    """
 
     session_present: bool
+    expires_at_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

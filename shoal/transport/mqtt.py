@@ -300,7 +300,7 @@ class MqttTransport:
         if self._told_offline:
             self._told_offline = ""
             _log.info("connected to %s again", self.address)
-        self._emit(Connected(session_present=session_present))
+        self._emit(Connected(session_present, self._link.expires_at_s))
         # A session that survived gets no retained messages for old filters again, but for those requested while offline.
         self._link.subscribe(known, only_new=self._ever_online)
         for topic_filter, wanted in requests.items():

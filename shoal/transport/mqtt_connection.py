@@ -35,7 +35,7 @@ from shoal.address import BrokerAddress
 from shoal.protocol.chunking import PACKET_ROOM_BYTES
 from shoal.transport.base import Qos, Will, packet_bytes
 from shoal.transport.reasons import why
-from shoal.transport.websocket import WebSocket, connected
+from shoal.transport.websocket import WebSocket, connected, expiry_of
 
 if TYPE_CHECKING:
     import ssl
@@ -125,12 +125,14 @@ class _BoundedClient(Client):
         ahead: bytes of this connection that were read before paho asked for them.
         verdict: the reason code of the newest PUBACK as the broker sent it.
         fault: the error of TLS that ended the connection; None if none did.
+        expires_at_s: unix seconds at which the broker's certificate expires; None without TLS.
     """
 
     overrun = False
     ahead = b""
     verdict = 0
     fault: OSError | None = None
+    expires_at_s: int | None = None
 
     def __init__(self, address: BrokerAddress, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, transport="websockets" if address.path else "tcp", **options)
@@ -145,6 +147,7 @@ class _BoundedClient(Client):
         try:
             if tls is not None:  # ours closes the connection where the handshake fails; paho's does not
                 sock = tls.wrap_socket(sock, server_hostname=self._host)
+                self.expires_at_s = expiry_of(sock)
             if not path:
                 return sock
             return WebSocket(sock, self._host, self._port, path, tls=tls is not None, timeout_s=TCP_TIMEOUT_S)
@@ -268,6 +271,11 @@ class Link:
     def alive(self) -> bool:
         """Whether the link has a socket."""
         return self._client.socket() is not None
+
+    @property
+    def expires_at_s(self) -> int | None:
+        """Unix seconds at which the certificate of the broker expires; None without TLS."""
+        return self._client.expires_at_s
 
     @property
     def inflight(self) -> int:

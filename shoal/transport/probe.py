@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -16,11 +15,9 @@ from shoal.protocol.topics import matches
 from shoal.transport.base import Connected, Message, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 from shoal.transport.reasons import why
-from shoal.transport.websocket import connected
+from shoal.transport.websocket import connected, expiry_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shoal.address import BrokerAddress
 
 
@@ -181,22 +178,28 @@ def certificate_expiry(address: BrokerAddress) -> int:
             connected((address.host, address.port), address.routed().proxy, limits.CONNECT_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=address.host) as connection,
         ):
-            expiry = (connection.getpeercert() or {})["notAfter"]
+            return expiry_of(connection)
     except OSError as error:
         reason, hint = why(error, address)
         raise BrokerUnreachableError(f"no TLS connection to {address}: {reason}", hint=hint) from error
-    return int(ssl.cert_time_to_seconds(str(expiry)))
 
 
-def client_certificate_expiry(file: Path) -> int:
-    """Return the unix time in seconds at which the certificate in a PEM file expires.
+def own_expiries(address: BrokerAddress) -> dict[str, int]:
+    """Return when this client's certificates expire, in unix seconds: ``ca``, unless it is a bundle of several, and ``client``.
 
     Raises:
-        ConfigError: the file can't be read, or holds no certificate.
+        ConfigError: a file can't be read, or holds no certificate.
     """
-    from cryptography.x509 import load_pem_x509_certificate
+    from cryptography.x509 import load_der_x509_certificate, load_pem_x509_certificates
 
-    try:
-        return int(load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.timestamp())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} is not a readable certificate: {text_of(error)}", hint="give a PEM file") from error
+    found = {"ca": [load_der_x509_certificate(address.ca)]} if address.ca and not address.ca_file else {}
+    for name, file in {"ca": address.ca_file, "client": address.cert_file}.items():
+        if file is not None:
+            try:
+                found[name] = load_pem_x509_certificates(file.read_bytes())
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"{file} is not a readable certificate: {text_of(error)}", hint="give a PEM file"
+                ) from error
+    shown = {name: chain[0] for name, chain in found.items() if name == "client" or len(chain) == 1}
+    return {name: int(certificate.not_valid_after_utc.timestamp()) for name, certificate in shown.items()}

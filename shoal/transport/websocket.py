@@ -13,13 +13,16 @@ import base64
 import os
 import socket
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from paho.mqtt.client import WebsocketConnectionError, _WebsocketWrapper
 
 from shoal import limits
 from shoal.address import PROXY_PORTS
+
+if TYPE_CHECKING:
+    import ssl
 
 HANDSHAKE_BYTES: Final = 16 * 1024
 """Most bytes of a server's or a proxy's answer to the handshake."""
@@ -88,6 +91,13 @@ def masked_frame(opcode: int, data: bytes, key: bytes) -> bytearray:
     stream = (key * (size // 4 + 1))[:size]
     mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
     return bytearray(head + key + mixed.to_bytes(size, "big"))
+
+
+def expiry_of(connection: ssl.SSLSocket) -> int:
+    """Return the unix time in seconds at which the certificate of a server expires, after its handshake."""
+    from ssl import cert_time_to_seconds  # loaded already, where there is TLS
+
+    return int(cert_time_to_seconds(str((connection.getpeercert() or {})["notAfter"])))
 
 
 class _Hurried:

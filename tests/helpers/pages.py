@@ -136,7 +136,15 @@ class PagePlace:
         live = facts(self.devices, self.closed + 1, **options)
         live = dataclasses.replace(live, alive_at_s=int(time.time()) if at_s is None else at_s)
         self.feed.publish(
-            Facts(fleet=self.feed.fleet, running=True, live=live, broker=BROKER, active=self.devices, now_s=0),
+            Facts(
+                fleet=self.feed.fleet,
+                running=True,
+                live=live,
+                broker=BROKER,
+                active=self.devices,
+                now_s=0,
+                expires={"broker": int(time.time()) + 864_000},
+            ),
             self.plan if plan == "" else plan,
         )
 

@@ -36,9 +36,14 @@ def test_names_begin_with_shoal(place):
     place.publish()
     for (name, labels), _ in values(place).items():
         assert name.startswith("shoal_")
-        assert {key for key, _ in labels} <= {"cluster", "phase", "version"}
+        assert {key for key, _ in labels} <= {"cluster", "phase", "version", "what"}
     text = place.metrics.text().decode()
     assert not any(device in text for device in place.devices)
+
+
+def test_the_days_of_a_certificate(place):
+    place.publish()
+    assert values(place)["shoal_expiry_days", (("what", "broker"),)] == pytest.approx(10, abs=0.01)
 
 
 def test_the_values_are_those_of_the_fleet(place):

@@ -5,7 +5,7 @@ import pytest
 from aggregator.status.facts import DeviceStatus
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
 from shoal.protocol.messages import DeclineReason, Presence
-from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.base import Connected, Disconnected, Message, Unreached
 
 
 class Clock:
@@ -97,6 +97,16 @@ def test_connection_begins_and_ends(clock):
     watch.on_event(Connected(session_present=True))
     assert (watch.facts.connected, watch.facts.since_s, watch.facts.lost_s) == (True, lost_s + 30, lost_s)
     assert watch.facts.reason == ""
+
+
+def test_attempts_and_certificates(clock):
+    """The newest attempt's reason; the CA's end is known before any connection, the broker's with each."""
+    watch = ConnectionWatch("mqtts://reef:8883", clock)
+    watch.expires({"ca": 9000})
+    watch.on_event(Unreached("the broker's certificate is not valid yet"))
+    assert (watch.facts.connected, watch.facts.reason) == (False, "the broker's certificate is not valid yet")
+    watch.on_event(Connected(session_present=False, expires_at_s=8000))
+    assert (watch.facts.reason, watch.facts.expires) == ("", {"ca": 9000, "broker": 8000})
 
 
 def test_early_presences_may_be_late(clock):
