@@ -59,7 +59,7 @@ class Setting:
 
 # How each program that serves reaches the broker.
 Broker = Annotated[str, Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True)]
-Ca = Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the system's")]
+Ca = Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the grant's or the system's")]
 Cert = Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)]
 Key = Annotated[Path | None, Setting("Client certificate's key.", rare=True)]
 Proxy = Annotated[
