@@ -1,12 +1,20 @@
 """Websockets: handshakes with a deadline, frames as RFC 6455 has them, and answers that divide no frame."""
 
+import base64
+import contextlib
+import hashlib
 import os
+import queue
 import socket
+import threading
 
 import pytest
 
 from shoal.transport import websocket
+from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.mqtt import MqttTransport
 from shoal.transport.websocket import WebSocket, connected, masked_frame
+from tests.helpers.scripted_broker import ACCEPT_V5, hold
 
 
 @pytest.fixture
@@ -93,6 +101,53 @@ def test_a_pong_does_not_divide_a_frame(pair):
     frame = 2 + 8 + 4 + len(data)
     assert len(received) == frame + 2 + 4 + 2
     assert received[frame] == 0x8A, "the pong follows"
+
+
+def framed(data):
+    return bytes([0x82, len(data)]) + data
+
+
+def published(payload):
+    return bytes([0x30, 4 + len(payload), 0, 1]) + b"t\0" + payload
+
+
+def serve(listener, streams):
+    """Accept a websocket for each stream, and send it byte by byte; the last connection stays."""
+    for stream in streams:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += client.recv(1)
+            (key,) = (
+                line[19:].strip() for line in head.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key:")
+            )
+            accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+            answer = b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+            client.sendall(answer + accept + b"\r\n\r\n")
+            client.recv(4096)
+            for byte in stream:
+                client.sendall(bytes([byte]))
+            if stream is streams[-1]:
+                hold(client)
+
+
+def test_partial_frames_and_a_cut_one():
+    """Packets across frames, frames with more than one packet, byte by byte; then the link is cut within a frame."""
+    first, second, lost, later = (published(word) for word in (b"one", b"two", b"lost", b"later"))
+    whole = framed(ACCEPT_V5[:2]) + framed(ACCEPT_V5[2:]) + framed(first[:3]) + framed(first[3:] + second)
+    events = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        streams = (whole + framed(lost)[:5], framed(ACCEPT_V5 + later))
+        threading.Thread(target=serve, args=(listener, streams), daemon=True).start()
+        url = f"ws://127.0.0.1:{listener.getsockname()[1]}"
+        transport = MqttTransport(url, "frames", events.put, reconnect_min_s=0.01, reconnect_max_s=0.02)
+        transport.start(require=True)
+        found = [events.get(timeout=10) for _ in range(6)]
+        transport.close()
+    assert [type(event) for event in found] == [Connected, Message, Message, Disconnected, Connected, Message]
+    assert [event.payload for event in found if isinstance(event, Message)] == [b"one", b"two", b"later"]
 
 
 def test_a_huge_frame_ends_the_connection(pair):
