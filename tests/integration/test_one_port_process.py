@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator.storage.run_status import read_records
+from aggregator.storage.store import read_records
 
 from shoal.owner.broker.config import NGINX_PORT
 from shoal.owner.keys.directory import FleetDirectory
