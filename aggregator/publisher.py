@@ -80,6 +80,7 @@ from shoal.protocol.states import (
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Connected, Disconnected, Transport
 from shoal.transport.retained import RetainedPublisher
+from shoal.transport.stored import StoredBytes, out_of_memory
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from shoal.protocol.states import StateId
     from shoal.transport.base import TransportEvent
 
-Publish = Callable[["Channel", bytes, int, str], bytes]
+Publish = Callable[["Channel", bytes | memoryview, int, str], bytes]
 """Seals and retains a message of a channel, for a round, at a label; returns its transfer id."""
 _Key = tuple[str, bytes, int, int]
 """Mean or checkpoint, run id, model, round."""
@@ -154,7 +155,7 @@ class RelayedModels:
             key = (f"spare {turn}", run.run_id, model, spare.round)
             current.add(key)
             if key not in self._sent:
-                self._sent[key] = self._publish(channels.CHECKPOINT, spare.data.tobytes(), spare.round, label)
+                self._sent[key] = self._publish(channels.CHECKPOINT, spare.data.data, spare.round, label)
             yield label
 
     def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
@@ -178,7 +179,7 @@ class RelayedModels:
                 length=len(mean.vector),
                 segment="" if len(mean.vector) == run.length else segment,
             )
-            self._sent[key] = self._publish(channels.MEAN, encode(header) + mean.wire, round_, label)
+            self._sent[key] = self._publish(channels.MEAN, b"".join((encode(header), mean.wire)), round_, label)
         return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
 
     def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
@@ -186,7 +187,7 @@ class RelayedModels:
         key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
         current.add(key)
         if key not in self._sent:
-            self._sent[key] = self._publish(channels.CHECKPOINT, checkpoint.data.tobytes(), checkpoint.round, label)
+            self._sent[key] = self._publish(channels.CHECKPOINT, checkpoint.data.data, checkpoint.round, label)
         return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, self._sent[key])
 
 
@@ -230,10 +231,10 @@ class Publisher:
         self._workers = workers or InlineWorkers()
         self._identity = identity
         self._group = group
-        self._plan = b""
+        self._plan: bytes | StoredBytes = b""
         self._roster: tuple[bytes, RosterChange] | None = None
         self._transport = transport
-        self._retained = RetainedPublisher(transport)
+        self._retained = RetainedPublisher(transport, ledger.parent)
         self._topics = Topics(group.fleet)
         self._ledger = ledger
         self._told_file = ledger.with_name(TOLD_FILE)
@@ -271,7 +272,7 @@ class Publisher:
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package."""
-        self._plan = package
+        self._plan = out_of_memory(package, self._ledger.parent)
         self._publish_group(channels.RUN, package)
 
     def regroup(self, group: GroupKey) -> None:
@@ -282,7 +283,7 @@ class Publisher:
         self._relayed.clear()
         if self._plan:
             self._tell_roster()
-            self.run(self._plan)
+            self.run(bytes(self._plan))
 
     def open_round(self, run: RunPlan, roster: Roster, opened: OpenRound) -> None:
         """Publish new means and checkpoints, then the announcement, and clear means and checkpoints that it does not name."""
@@ -331,7 +332,7 @@ class Publisher:
     def _label(self, run_id: bytes, number: int) -> str:
         return self._group.topic_label(run_id, number)
 
-    def _publish_group(self, channel: Channel, plain: bytes, round_: int = 0, label: str = "") -> bytes:
+    def _publish_group(self, channel: Channel, plain: bytes | memoryview, round_: int = 0, label: str = "") -> bytes:
         """Seal ``plain`` to the fleet and publish it as a retained message; return its transfer id."""
         head = channel.head(self._group.fleet, self._identity.name)
         parcel = seal_message_to_group(self._identity, self._group, head, plain)

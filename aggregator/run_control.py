@@ -145,7 +145,7 @@ class RunControl:
                 f"another run {plan.run} is here",
                 hint="sign the run again: it gets another number. Was the owner's directory restored from a backup?",
             )
-        return dataclasses.replace(self._entry(known), left_out=self._left_out(plan))
+        return dataclasses.replace(self._entry(known), left_out=self._left_out(plan), short=self._short(plan))
 
     def _left_out(self, plan: RunPlan) -> tuple[str, ...]:
         """Return the first MOST_NAMES devices of the roster that are known not to speak the run's wire version."""
@@ -155,6 +155,17 @@ class RunControl:
             f"{d.name} ({versions.named(d.version, d.wire)})"
             for d in devices
             if d.wire is not None and d.reason != REVOKED and d.wire != plan.wire
+        )[:MOST_NAMES]
+
+    def _short(self, plan: RunPlan) -> tuple[str, ...]:
+        """Return the first MOST_NAMES devices whose vitals say that the run's model won't fit their free memory."""
+        needed = limits.DEVICE_BYTES_A_COORDINATE * plan.length
+        devices = fleet_status(self._membership, ()).devices
+        told = [(d.name, d.vitals.memory_free_bytes) for d in devices if d.vitals is not None and d.reason != REVOKED]
+        return tuple(
+            f"{name} ({free >> 20} MB free, about {needed >> 20} needed)"
+            for name, free in told
+            if free is not None and free < needed
         )[:MOST_NAMES]
 
     def _opened(self, package: bytes) -> tuple[RunPlan, bytes]:

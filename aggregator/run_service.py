@@ -51,9 +51,9 @@ from aggregator.run_log import RunLog, waiting_for
 from aggregator.shards.calculation import Shards, ShardsUnavailableError
 from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_words
 from aggregator.status.watch import FleetWatch, run_facts
+from aggregator.storage.means import StoredMean
 from aggregator.storage.store import Store, readable
 from aggregator.strategies.registry import make_strategy
-from aggregator.strategies.robust import RobustMean
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
@@ -143,7 +143,7 @@ class RunService:
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
-        average, parts = RobustMean(run, backend), decode(package, RunPackage)
+        average, parts = StoredMean(run, backend, self._store.directory), decode(package, RunPackage)
         self._engine = Engine(
             run,
             make_strategy(run, backend, average),
@@ -237,6 +237,7 @@ class RunService:
             self._end()
             return
         self._publisher.run(self._package)
+        self._package = b""
         if snapshot is None:
             self._state, actions = self._engine.begin(devices, member.grant.keys_since, member.roster)
             self._carry_out(actions)

@@ -201,6 +201,16 @@ class Results:
             self._add_finished(announcement, result, models, path)
             self.warn(result.doubts)
 
+    def renew(self, announcement: Announcement, thetas: Mapping[int, Float32Vector]) -> None:
+        """Let the newest model be that of its cluster in the round that begins, so that the one before need not stay in memory.
+
+        ``thetas`` are (d,) float32 by id. A model with private coordinates stays until its next training has ended.
+        """
+        own = self._own
+        theta = None if own is None else thetas.get(own.cluster)
+        if own is not None and theta is not None and own.run_id == announcement.run_id and len(theta) == len(own.theta):
+            self._own = dataclasses.replace(own, round=announcement.round, theta=theta)
+
     def skip(self, announcement: Announcement, error: ShoalError) -> None:
         """Record why the device takes no part in a round, until it takes part in one again."""
         self._figures["skipped"] = f"round {announcement.round}: {error}"

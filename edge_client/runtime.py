@@ -440,6 +440,8 @@ class DeviceRuntime:
 
     def _go_on(self, steps: Steps) -> None:
         self.session, actions = steps
+        if self.session.round.stage is not rounds.Stage.SENDING:
+            self._uplink.release()
         self._finisher.give_way(idle=self.session.idle)
         for action in actions:
             self._carry_out(action)
@@ -720,6 +722,7 @@ class DeviceRuntime:
         assert models is not None
         try:
             thetas = models.thetas(announcement, assignment)
+            self._results.renew(announcement, thetas)
             run_id, wasted = announcement.run_id, self.session.round.wasted
             residual = residual_for(self._uplink.residual, run_id, announcement.round, wasted)
             job = self._jobs.job(announcement, assignment, thetas, models, residual)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from shoal.util.console import say_json, setup_logging
-from shoal.util.process import leave_out, no_collection, one_malloc_arena, put_off, trace_crashes
+from shoal.util.process import leave_out, no_collection, put_off, small_heap, trace_crashes
 
 if TYPE_CHECKING:
     from edge_client.config import EdgeConfig
@@ -58,6 +58,6 @@ def prepare(config: EdgeConfig) -> None:
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
     os.environ.update({**MALLOC, **threads})
-    one_malloc_arena()
+    small_heap()
     # Tools like top and ps would otherwise show the interpreter's name.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)

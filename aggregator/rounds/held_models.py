@@ -102,9 +102,9 @@ class KeptMean:
         return tuple(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
 
     @property
-    def wire(self) -> bytes:
+    def wire(self) -> memoryview:
         """The vector's bytes in the plan's precision."""
-        return np.ascontiguousarray(self.vector, "<f4").tobytes() if self.body is None else self.body.tobytes()
+        return np.ascontiguousarray(self.vector, "<f4").data.cast("B") if self.body is None else self.body.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,7 +664,7 @@ def _attached(
         state = offers.get(model)
         if state is None or not _is_checkpoint(envelope, update, run, state):
             return {}
-        data = np.frombuffer(bytes(envelope), np.uint8)
+        data = np.frombuffer(envelope, np.uint8)
         found[model] = KeptCheckpoint(state, update.round, key_version, update.device, data)
     return found
 

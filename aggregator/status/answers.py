@@ -45,6 +45,7 @@ class RunEntry:
         round_at_s: close of the last round.
         wire: wire version of its messages.
         left_out: in the answer to START, the first MOST_NAMES devices of the roster that do not speak it, with their software.
+        short: in the answer to START, the first MOST_NAMES devices that report too little free memory for its model.
     """
 
     run: int
@@ -59,6 +60,7 @@ class RunEntry:
     round_at_s: int | None = None
     wire: int = 0
     left_out: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

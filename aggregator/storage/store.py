@@ -377,7 +377,7 @@ class Store:
         return done
 
     def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float) -> ClientUpdate:
-        vector, attached = None, b""
+        vector, attached = None, memoryview(b"")
         if upload.parts:
             assert self.space is not None, "a run with workers has a space"
             vector = parted_update(self.space, upload)
@@ -385,7 +385,7 @@ class Store:
             vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
             start += FLOAT_BYTES * upload.coordinates
-            attached = self._updates.read(upload.round, start, upload.attached)
+            attached = memoryview(self._updates.read(upload.round, start, upload.attached))
         return contribution_of(upload, vector, norm, attached, digest)
 
     def _checked(self, header: bytes, digest: bytes, start: int, kept: int, norm: float) -> ClientUpdate:
@@ -465,6 +465,7 @@ class Store:
             if not path.exists():
                 # Without its name: the sync of the folder below makes the names of all vectors durable.
                 write_atomic(path, data, sync_name=False)
+            drop_pages([vector])
         sync_directory(self._vectors)
         return digests
 

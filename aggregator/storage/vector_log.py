@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from aggregator.numerics.rows import FilePages
+from shoal.transport.stored import STORED_FROM_BYTES
 from shoal.types import Float32Vector
 from shoal.util.files import open_own, sync_directory
 
@@ -28,8 +30,24 @@ ROUNDS: Final = "[0-9]*.f32"
 SPARES: Final = "spare-*.f32"
 SPARES_KEPT: Final = 2
 """Number of spare files: past rounds' files whose disk blocks are used again."""
+COPIED_BYTES: Final = 1 << 20
+"""Bytes of a copy on the disk that are in memory at a time."""
 FIRST_MAPPED_BYTES: Final = 16 << 20
 """Shortest mapping of a file that is still written."""
+
+
+def on_disk(pieces: Iterable[bytes | memoryview], directory: Path) -> memoryview | None:
+    """Return the joined ``pieces``, at least one byte, as a view of an unnamed file on the disk of ``directory``.
+
+    They are in memory only while they are read, until `aggregator.numerics.rows.drop_pages`. None if the disk is full or fails.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.writelines(pieces)
+            file.flush()
+            return memoryview(FilePages(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError:
+        return None
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -147,15 +165,18 @@ class UpdateFiles:
             raise ValueError(f"a file of {size} bytes where {least} were written")
         return size
 
-    def read(self, round_: int, start: int, length: int) -> bytes:
-        """Return ``length`` bytes of a round's file from offset ``start``.
+    def read(self, round_: int, start: int, length: int) -> bytes | memoryview:
+        """Return ``length`` bytes of a round's file from offset ``start``; many are a view of an unnamed copy on the disk.
 
         Raises:
             OSError: the file is missing.
         """
         with self._path(round_).open("rb") as file:
             file.seek(start)
-            return file.read(length)
+            if length < STORED_FROM_BYTES:
+                return file.read(length)
+            pieces = (file.read(min(COPIED_BYTES, length - at)) for at in range(0, length, COPIED_BYTES))
+            return on_disk(pieces, self._directory) or os.pread(file.fileno(), length, start)
 
     def sweep(self, before: int) -> None:
         """Retire the files of rounds before ``before``; views of them are invalid afterwards."""

@@ -178,7 +178,7 @@ class ClientUpdate:
     vector: Float32Vector | None = None
     norm: float = 0.0
     model_norm: float = 0.0
-    attached: bytes = field(default=b"", repr=False)
+    attached: bytes | memoryview = field(default=b"", repr=False)
     digest: bytes = field(default=b"", repr=False)
     statement: bytes = field(default=b"", repr=False)
     nearest: int = 0
@@ -208,7 +208,7 @@ def contribution_of(
     upload: Upload,
     vector: Float32Vector | None,
     norm: float | None = None,
-    attached: bytes = b"",
+    attached: bytes | memoryview = b"",
     digest: bytes = b"",
 ) -> ClientUpdate:
     """Return the `ClientUpdate` of an upload.

@@ -134,19 +134,28 @@ class SealedMessage:
 
 
 def seal_message_to_member(
-    identity: Identity, recipient_seal_key: bytes, head: Sealed, message: bytes, body: bytes | memoryview = b""
+    identity: Identity,
+    recipient_seal_key: bytes,
+    head: Sealed,
+    message: bytes,
+    body: bytes | memoryview | list[bytes | memoryview] = b"",
 ) -> SealedMessage:
     """Seal ``message`` and ``body`` to one member and sign them as ``identity``.
 
     The signature covers the digest of head and ciphertext and ends the payload: it can be checked before anything is
     decrypted, and shares a pass of SHA-256 with the transfer id. The head, which names the sender, is bound into the seal, so
     that another party can't sign the ciphertext as its own.
+
+    A body may come in pieces, a list that is emptied: large ones are freed before the ciphertext is made.
     """
-    framed = _framed(MEMBER_MAGIC, head)
-    # The body first: a vector at offset 0 is aligned, so that the receiver can use it without a copy.
-    plain = b"".join((body, message, struct.pack("<I", len(message))))
+    framed, pieces = _framed(MEMBER_MAGIC, head), body if isinstance(body, list) else [body]
     recipient = X25519PublicKey.from_public_bytes(recipient_seal_key)
-    return _signed(identity, head.purpose, framed, SUITE.encrypt(plain, recipient, info=framed))
+    # The body first: a vector at offset 0 is aligned, so that the receiver can use it without a copy.
+    plain = b"".join((*pieces, message, struct.pack("<I", len(message))))
+    pieces.clear()
+    sealed = SUITE.encrypt(plain, recipient, info=framed)
+    del plain
+    return _signed(identity, head.purpose, framed, sealed)
 
 
 def seal_to_member(
@@ -200,7 +209,7 @@ def open_from_member(
     return plain[message_begin:message_end], plain[:message_begin]
 
 
-def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> SealedMessage:
+def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes | memoryview) -> SealedMessage:
     """Seal ``plain`` under the group's key, and sign head and ciphertext as ``identity``."""
     framed = _framed(GROUP_MAGIC, head)
     # Random nonces are safe for 2^32 messages under one key (NIST SP 800-38D), far more than a fleet sends.

@@ -220,8 +220,9 @@ class _Candidates:
     def _trained(self, theta: Float32Vector, recipe: LocalTraining, orders: int, round_: int) -> Float32Vector:
         ended = self._ended
         order = BatchOrder(ended.plan, ended.device, orders)
-        found = training.train(theta, self._batch, recipe, self._backend, order, round_, self._cancelled)
-        return theta + found.delta
+        trained = training.train(theta, self._batch, recipe, self._backend, order, round_, self._cancelled).delta
+        trained += theta
+        return trained
 
 
 def _unless_diverged(made: Iterator[tuple[str, Float32Vector]], what: str) -> Iterator[tuple[str, Float32Vector]]:

@@ -116,10 +116,11 @@ def train(
         if velocity is not None:
             velocity *= momentum
             velocity += step
-            step = np.multiply(velocity, lr, out=scratch)
+            # In other memory: that of the gradient stays for the next one.
+            theta -= np.multiply(velocity, lr, out=scratch)
         else:
             step *= lr
-        theta -= step
+            theta -= step
         total += loss * len(x)
         seen += len(x)
         steps += 1

@@ -143,7 +143,7 @@ def carry_out(
         test = context.samples_for(chosen).test
         score = context.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
-    body: bytes | memoryview = b""
+    body: list[bytes | memoryview] = []
     norm, model_norm, nearest = 0.0, 0.0, 0
     private: Float32Vector | None = None
     left: Float32Vector | None = None
@@ -153,15 +153,7 @@ def carry_out(
             loss = result.mean_loss
         delta = result.delta
         if assignment.phase == Phase.ADAPT:
-            trained = {chosen: theta + delta}
-            for c in assignment.candidates[1:]:
-                other = _train(context, announcement.round, assignment.phase, models[c], c, cancelled)
-                trained[c] = models[c] + other.delta
-            shares = {c: share_of(context.samples_for(c), assignment.share) for c in trained}
-            before = [
-                scoring.sample_losses(models[c], share, context.backend, cancelled) for c, share in shares.items()
-            ]
-            margins = trial_margins(before, _losses(context, assignment, trained), shares[chosen].y)
+            margins = _adapted(context, announcement.round, assignment, models, delta, cancelled)
         if assignment.train:
             private = context.private + delta[len(federated[chosen]) :]
         # All that is reported from here on is of the federated coordinates alone.
@@ -176,8 +168,11 @@ def carry_out(
             nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
             sent = with_residual(delta, context.residual, chosen, assignment.phase)
+            norm = float(np.linalg.norm(sent))
             encoded = _encoded(context, sent, announcement.round, assignment.phase)
-            body, left, norm = encoded.body, encoded.residual, float(np.linalg.norm(sent))
+            body, left = [encoded.body], encoded.residual
+            del sent, encoded
+        del result, delta  # a large update is freed before it is sealed
     pieces = sealed_upload(
         context,
         announcement,
@@ -195,6 +190,24 @@ def carry_out(
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
+def _adapted(
+    context: TrainingContext,
+    round_: int,
+    assignment: Assignment,
+    models: Mapping[int, Float32Vector],
+    delta: Float32Vector,
+    cancelled: Callable[[], bool],
+) -> tuple[float, ...]:
+    """Return the `trial_margins` of two models (d + p,), of which training has changed the first by ``delta``."""
+    first, *others = assignment.candidates
+    trained = {first: models[first] + delta}
+    for c in others:
+        trained[c] = models[c] + _train(context, round_, assignment.phase, models[c], c, cancelled).delta
+    shares = {c: share_of(context.samples_for(c), assignment.share) for c in trained}
+    before = [scoring.sample_losses(models[c], share, context.backend, cancelled) for c, share in shares.items()]
+    return trial_margins(before, _losses(context, assignment, trained), shares[first].y)
+
+
 def _losses(
     context: TrainingContext, assignment: Assignment, models: Mapping[int, Float32Vector]
 ) -> NDArray[np.float64]:
@@ -209,7 +222,7 @@ def report_statistics(
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
     if context.plan.recipe.norm_noise:
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
-    body = _encoded(context, vector, announcement.round, assignment.phase).body
+    body = [_encoded(context, vector, announcement.round, assignment.phase).body]
     model = assignment.candidates[0]
     return Finished(sealed_upload(context, announcement, assignment, model, body), model, 0.0, 0, 0)
 
@@ -247,7 +260,7 @@ def sealed_upload(
     announcement: Announcement,
     assignment: Assignment,
     model: int,
-    body: bytes | memoryview = b"",
+    body: list[bytes | memoryview],
     *,
     loss: float = 0.0,
     margins: tuple[float, ...] = (),
@@ -263,7 +276,7 @@ def sealed_upload(
         announcement: the round.
         assignment: this device's part in it.
         model: the chosen candidate.
-        body: the masked update, in the plan's precision.
+        body: the masked update, in the plan's precision, or nothing; emptied.
         loss: see Upload.
         margins: see Upload.
         correct: see Upload.
@@ -293,7 +306,7 @@ def sealed_upload(
         tested=tries,
         length=context.plan.length if body else 0,
         model_norm=model_norm,
-        attached=len(attached),
+        attached=sum(map(len, attached)),
         key_version=context.round.keys.key_version,
         statement=context.round.statement,
         nearest=nearest,
@@ -307,8 +320,8 @@ def seal_pieces(
     plan: RunPlan,
     aggregator: Member,
     upload: Upload,
-    body: bytes | memoryview,
-    attached: bytes = b"",
+    body: list[bytes | memoryview],
+    attached: list[bytes | memoryview],
 ) -> list[SealedMessage]:
     """Return the sealed and signed messages of one upload: to the aggregator, then a part to each worker of the plan.
 
@@ -317,13 +330,16 @@ def seal_pieces(
         plan: of the run; without workers there is one message, which holds the update.
         aggregator: receives the header.
         upload: the header, without the digests of parts, which are added.
-        body: the masked update, in the plan's precision; empty if absent.
-        attached: bytes that follow the update.
+        body: the masked update, in the plan's precision, or nothing; emptied.
+        attached: what follows the update, in pieces; emptied.
     """
-    parts = [_sealed_part(identity, plan, upload, worker, part) for worker, part in enumerate(_cut(plan, body))]
+    cut = [part for update in body for part in _cut(plan, update)]
+    parts = [_sealed_part(identity, plan, upload, worker, part) for worker, part in enumerate(cut)]
     upload = replace(upload, parts=tuple(part.signed for part in parts))
+    content = [*([] if parts else body), *attached]
+    body.clear()
+    attached.clear()
     head = UPLOAD.head(plan.fleet, identity.name, aggregator.name)
-    content = attached if parts else b"".join((body, attached)) if attached else body
     header = seal_message_to_member(identity, aggregator.seal_key, head, encode(upload), content)
     return [header, *parts]
 
@@ -331,7 +347,7 @@ def seal_pieces(
 def _cut(plan: RunPlan, body: bytes | memoryview) -> list[memoryview]:
     """Return the parts of an encoded update, one for each worker of the plan; none if it travels in one piece."""
     view, found, at = memoryview(body), [], 0
-    for worker in range(len(plan.workers) if body else 0):
+    for worker in range(len(plan.workers)):
         size = part_bytes(plan, worker)
         found.append(view[at : at + size])
         at += size

@@ -72,8 +72,9 @@ def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState, task
         digest_key=state.digest_key,
         task=len(task),
     )
-    plain = encode(header) + task + state.theta.astype("<f4", copy=False).tobytes()
-    return seal_message_to_group(identity, _group(keys), checkpoint_head(keys, state.id, identity.name), plain)
+    body = state.theta.astype("<f4", copy=False).data.cast("B")
+    head = checkpoint_head(keys, state.id, identity.name)
+    return seal_message_to_group(identity, _group(keys), head, b"".join((encode(header), task, body)))
 
 
 def open_checkpoint(

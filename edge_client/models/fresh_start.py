@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DIGITS: Final = 2
 """Significant digits of the stored figures: more would give away the values of a tensor of one or two coordinates."""
+BLOCK: Final = 1 << 17
+"""Coordinates worked on at a time in float64."""
 _LABEL: Final = b"shoal/fresh-start/1"
 
 
@@ -39,10 +41,13 @@ def figures_of(theta: Float32Vector, lengths: Sequence[int]) -> TensorFigures:
     """Return the figures of a model (d,) float32 whose tensors have these lengths, which sum to d."""
     means, spreads, at = [], [], 0
     for length in lengths:
-        values = theta[at : at + length].astype(np.float64)
-        means.append(_rounded(float(values.mean())))
+        values = theta[at : at + length]
+        blocks = [values[start : start + BLOCK] for start in range(0, length, BLOCK)]
+        mean = sum(block.sum(dtype=np.float64) for block in blocks) / length
+        squares = sum(np.square(block - mean, dtype=np.float64).sum() for block in blocks)
+        means.append(_rounded(float(mean)))
         # A constant tensor stays constant: its float64 standard deviation may be a rounding error above 0.
-        spreads.append(0.0 if values.min() == values.max() else _rounded(float(values.std())))
+        spreads.append(0.0 if values.min() == values.max() else _rounded(math.sqrt(squares / length)))
         at += length
     return TensorFigures(tuple(means), tuple(spreads))
 
@@ -60,9 +65,11 @@ def draw(figures: TensorFigures, lengths: Sequence[int], seed: int) -> Float32Ve
     words = np.frombuffer(shake_256(_LABEL + f"/{seed}".encode(), 4 * sum(lengths)), "<u4")
     drawn, at = np.empty(len(words), np.float32), 0
     for mean, spread, length in zip(figures.means, figures.spreads, lengths, strict=True):
-        unit = words[at : at + length] / 2.0**31 - 1.0
-        # A uniform variable on [-1, 1] has the standard deviation 1 / sqrt(3).
-        drawn[at : at + length] = mean + math.sqrt(3.0) * spread * unit
+        for start in range(at, at + length, BLOCK):
+            part = slice(start, min(start + BLOCK, at + length))
+            unit = words[part] / 2.0**31 - 1.0
+            # A uniform variable on [-1, 1] has the standard deviation 1 / sqrt(3).
+            drawn[part] = mean + math.sqrt(3.0) * spread * unit
         at += length
     return drawn
 

@@ -37,12 +37,12 @@ class RoundContext:
     to_seal: Mapping[int, ModelState]
     task: bytes
 
-    def attachment(self, identity: Identity) -> bytes:
-        """Return the checkpoints to attach to the upload, sealed by ``identity``; empty if none are asked for."""
+    def attachment(self, identity: Identity) -> list[bytes | memoryview]:
+        """Return the checkpoints to attach to the upload, sealed by ``identity``, in pieces; none if none are asked for."""
         if not self.to_seal:
-            return b""
+            return []
         sealed = [
             seal_checkpoint(identity, self.keys, state, self.task).payload for _, state in sorted(self.to_seal.items())
         ]
         head = SealedCheckpoints(tuple(sorted(self.to_seal)), tuple(map(len, sealed)))
-        return b"".join((encode(head), *sealed))
+        return [encode(head), *sealed]

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
 from crypto.seal.identity import sign_document
@@ -26,7 +26,7 @@ from shoal.errors import UntrustedError
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
 from shoal.protocol.channels import PART, PRESENCE, RECEIVING, UPLOAD
-from shoal.protocol.chunking import parse, split
+from shoal.protocol.chunking import cut, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import MOST_CONTRARY, Decline, Presence, Reminder
@@ -263,6 +263,9 @@ class UploadFile(Protocol[R_contra]):
     ) -> None:
         """Store an upload durably, with its residual and private values; once it was answered, ``sealed`` is empty."""
 
+    def load(self) -> Any:
+        """Return the newest stored upload, whose bytes are its ``sealed``."""
+
 
 class Unacknowledged:
     """True while publishes are waiting for the broker's acknowledgement."""
@@ -316,6 +319,7 @@ class Uplink(Generic[R]):
         self._part_topic = part_topic
         self.workers: tuple[Member, ...] = ()
         self._pieces: Sequence[SealedMessage] = pieces_of(sealed) if sealed else ()
+        self._forgotten = not sealed
         self.residual = residual
 
     def keep(
@@ -334,17 +338,25 @@ class Uplink(Generic[R]):
             private: the private values before and after its round.
         """
         self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual, private)
-        self._pieces, self.residual = pieces, residual
+        self._pieces, self.residual, self._forgotten = pieces, residual, False
 
     def forget(self, mark: ReplayWatermark, transfer: bytes, private: bytes = b"") -> None:
         """Drop the bytes of an upload that was answered; its transfer id and the ``private`` values stay stored."""
-        if self._pieces:
+        if not self._forgotten:
             self._files.save(mark, transfer, b"", None, private)
-            self._pieces, self.residual = (), None
+            self._pieces, self.residual, self._forgotten = (), None, True
+
+    def release(self) -> None:
+        """Drop an upload from memory that is not being sent: should it be asked for again, it is in its file."""
+        self._pieces = ()
+
+    def _sealed(self) -> Sequence[SealedMessage]:
+        self._pieces = self._pieces or pieces_of(self._files.load().sealed)
+        return self._pieces
 
     def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
-        header, *parts = self._pieces
+        header, *parts = self._sealed()
         self._publish(self._topic, header, UPLOAD, mark, asked, devices)
         if asked is None:
             for worker, part in enumerate(parts):
@@ -352,7 +364,7 @@ class Uplink(Generic[R]):
 
     def send_part(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...]) -> None:
         """Retransmit the chunks of one part that its worker asked for; do nothing for another transfer."""
-        for worker, part in enumerate(self._pieces[1:]):
+        for worker, part in enumerate(self._sealed()[1:]):
             if part.transfer_id == transfer:
                 self._publish(self._part_topic(worker), part, PART, mark, asked, 0)
 
@@ -365,7 +377,7 @@ class Uplink(Generic[R]):
         asked: tuple[int, ...] | None,
         devices: int,
     ) -> None:
-        chunks = split(
+        chunks = cut(
             piece.payload,
             kind=channel.kind,
             round=mark.round,
@@ -380,7 +392,7 @@ class Uplink(Generic[R]):
     def remind(self, mark: ReplayWatermark, run_id: bytes, turn: int) -> None:
         """Send a reminder; ``turn`` is the retransmission counter."""
         size = self._transport.chunk_bytes
-        header, *parts = self._pieces
+        header, *parts = self._sealed()
         self._notes.remind(run_id, mark.round, header, size, turn)
         for worker, (member, part) in enumerate(zip(self.workers, parts, strict=False)):
             topic = self._part_topic(worker)

@@ -146,7 +146,7 @@ class HeldModels:
         self._claims: tuple[Claim, ...] = ()
         self._held = RoundModels(0, ())
         self._fetch = _Fetch()
-        self._early: dict[str, tuple[bytes, bytes]] = {}
+        self._early: dict[str, tuple[bytes, memoryview]] = {}
 
     @property
     def states(self) -> ModelStates:
@@ -301,7 +301,7 @@ class HeldModels:
         for label, (transfer, plain) in early.items():
             found = self._fetch.located.get(label)
             if found is not None and (found.worker is not None or found.ref.transfer == transfer):
-                self.take(label, transfer, memoryview(plain))
+                self.take(label, transfer, plain)
         wanted = self._fetch.wanted
         return {label: name for label, name in self._fetch.arrived.items() if wanted.get(label) == name}
 
@@ -319,7 +319,7 @@ class HeldModels:
         if fetch.used and fetch.wanted.get(label) == transfer:
             return False
         if found is None or fetch.used or not self._take(label, transfer, found, plain):
-            self._early[label] = transfer, bytes(plain)
+            self._early[label] = transfer, plain
             return False
         fetch.arrived[label] = found.ref.transfer
         return True
@@ -419,7 +419,7 @@ class HeldModels:
         if len(body) != encoded_bytes(length, precision):
             return np.empty(0, np.float32)
         try:
-            return decode_vector(body, length, precision)
+            return decode_vector(body, length, precision, copy=False)
         except WireError as error:
             raise UntrustedError(f"the mean of model {model} in round {round_}: {error}") from error
 

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol
 
 from shoal import limits
 from shoal.digests import Sha256, sha256
@@ -148,6 +148,33 @@ def transfer_id(payload: bytes | memoryview) -> bytes:
     return sha256(payload)[:TRANSFER_ID_BYTES]
 
 
+class Payload(Protocol):
+    """Bytes to send, in memory or elsewhere."""
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+
+    def __getitem__(self, part: slice, /) -> Payload:
+        """Return a part of them."""
+
+    def __bytes__(self) -> bytes:
+        """Return them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk to send: its header, and the part of the payload, which is copied only as it leaves (``bytes(chunk)``)."""
+
+    header: bytes
+    body: memoryview | Payload
+
+    def __len__(self) -> int:
+        return len(self.header) + len(self.body)
+
+    def __bytes__(self) -> bytes:
+        return self.header + bytes(self.body)
+
+
 def split(
     payload: bytes | memoryview,
     *,
@@ -157,7 +184,21 @@ def split(
     indices: Iterable[int] | None = None,
     name: bytes | None = None,
 ) -> list[bytes]:
-    """Split ``payload`` into chunks with headers, in order.
+    """Return the chunks of `cut` as bytes."""
+    cut_up = cut(payload, kind=kind, round=round, chunk_bytes=chunk_bytes, indices=indices, name=name)
+    return [bytes(chunk) for chunk in cut_up]
+
+
+def cut(
+    payload: bytes | memoryview | Payload,
+    *,
+    kind: ChunkKind,
+    round: int,  # noqa: A002 - the field's name in the format
+    chunk_bytes: int = limits.CHUNK_BYTES,
+    indices: Iterable[int] | None = None,
+    name: bytes | None = None,
+) -> list[Chunk]:
+    """Cut ``payload`` into chunks with headers, in order.
 
     Args:
         payload: at least one byte, at most MAX_TRANSFER_BYTES.
@@ -170,7 +211,7 @@ def split(
     Raises:
         WireError: the payload, the round, the chunk length or an index is out of range.
     """
-    body = memoryview(payload).cast("B")
+    body = memoryview(payload).cast("B") if isinstance(payload, bytes | memoryview) else payload
     size = len(body)
     if not 1 <= size <= limits.MAX_TRANSFER_BYTES:
         raise WireError(f"a transfer of {size} bytes is not between 1 and {limits.MAX_TRANSFER_BYTES}")
@@ -179,14 +220,14 @@ def split(
     if not 0 <= round < _ROUND_LIMIT:
         raise WireError(f"round {round} does not fit 32 bits")
     total = chunk_count(size, chunk_bytes)
-    name = transfer_id(body) if name is None else name
+    name = transfer_id(bytes(body)) if name is None else name
     chunks = []
     for index in range(total) if indices is None else indices:
         if not 0 <= index < total:
             raise WireError(f"chunk {index} does not exist: the transfer has {total}")
         offset = index * chunk_bytes
         header = HEADER.pack(MAGIC, VERSION, kind, 0, round, index, total, offset, size, name)
-        chunks.append(b"".join((header, body[offset : offset + chunk_bytes])))
+        chunks.append(Chunk(header, body[offset : offset + chunk_bytes]))
     return chunks
 
 

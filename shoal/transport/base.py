@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from shoal import limits
 from shoal.errors import WireError
+from shoal.protocol.chunking import Chunk
 
 PACKET_OVERHEAD_BYTES: Final = 16
 """Most bytes of a PUBLISH besides topic and payload: fixed header (5), topic length (2), packet id (2), properties."""
@@ -110,8 +111,8 @@ class Transport(Protocol):
                 CONNECT_TIMEOUT_S.
         """
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
-        """Queue a message for the broker, also while offline; never blocks.
+    def publish(self, topic: str, payload: bytes | Chunk, *, retain: bool = False, qos: Qos = 1) -> None:
+        """Queue a message for the broker, also while offline; never blocks. A chunk is copied as it is sent.
 
         Raises:
             WireError: the packet is above MAX_PACKET_BYTES, the topic is not publishable, the queue is full, or the
@@ -135,12 +136,12 @@ class Transport(Protocol):
         """Send the queue for a bounded time, disconnect without the will being published, and release all resources."""
 
 
-def packet_bytes(topic: str, payload: bytes) -> int:
+def packet_bytes(topic: str, payload: bytes | Chunk) -> int:
     """Return an upper bound of the PUBLISH packet's size."""
     return len(topic.encode()) + len(payload) + PACKET_OVERHEAD_BYTES
 
 
-def check_publish(topic: str, payload: bytes, max_packet_bytes: int = limits.MAX_PACKET_BYTES) -> None:
+def check_publish(topic: str, payload: bytes | Chunk, max_packet_bytes: int = limits.MAX_PACKET_BYTES) -> None:
     """Check a publish before it is queued, since one that the broker refuses would be resent and refused for ever.
 
     Raises:

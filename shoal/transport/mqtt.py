@@ -31,7 +31,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import BrokerUnreachableError, UsageError, WireError
-from shoal.protocol.chunking import MIN_CHUNK_BYTES, chunk_bytes_within
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, Chunk, chunk_bytes_within
 from shoal.protocol.topics import matches
 from shoal.transport.base import (
     Connected,
@@ -242,7 +242,7 @@ class MqttTransport:
         most = chunk_bytes_within(min(self._link.max_packet_bytes, self._link.learned_bytes))
         return max(MIN_CHUNK_BYTES, min(most, self.address.chunk_bytes, self._pace.most_chunk_bytes))
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+    def publish(self, topic: str, payload: bytes | Chunk, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message for the broker, also while offline; never blocks.
 
         Raises:

@@ -32,7 +32,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.protocol.chunking import PACKET_ROOM_BYTES
+from shoal.protocol.chunking import PACKET_ROOM_BYTES, Chunk
 from shoal.transport.base import Qos, Will, packet_bytes
 from shoal.transport.reasons import why
 from shoal.transport.websocket import WebSocket, connected, expiry_of
@@ -72,7 +72,7 @@ class Publish(NamedTuple):
     """A message to send to the broker."""
 
     topic: str
-    payload: bytes
+    payload: bytes | Chunk
     retain: bool
     qos: Qos
 
@@ -410,7 +410,7 @@ class Link:
         size = _size(message)
         # An acknowledgement shows whether the broker takes packets of this size.
         qos = 1 if self._in_doubt and size > self._proven else message.qos
-        info = self._client.publish(message.topic, message.payload, qos=qos, retain=message.retain)
+        info = self._client.publish(message.topic, bytes(message.payload), qos=qos, retain=message.retain)
         if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             return False
         self.last = f"{size} bytes, retained" if message.retain else f"{size} bytes"

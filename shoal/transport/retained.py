@@ -6,17 +6,19 @@ replaces it, that chunk is retained at ``s/round``, and the other three topics a
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
-from shoal.protocol.chunking import ChunkKind, split, transfer_id
+from shoal.protocol.chunking import ChunkKind, cut, transfer_id
 from shoal.protocol.topics import chunk_topic
 from shoal.transport.base import Transport
+from shoal.transport.stored import StoredBytes, out_of_memory
 
 
 class _Held(NamedTuple):
-    """A payload as it was published: the arguments of `split`, and its topics; an adopted payload is empty."""
+    """A payload as it was published: the arguments of `cut`, and its topics; an adopted payload is empty."""
 
-    payload: bytes
+    payload: bytes | StoredBytes
     kind: ChunkKind
     round: int
     name: bytes
@@ -29,23 +31,26 @@ class RetainedPublisher:
 
     Args:
         transport: client of the broker.
+        directory: large payloads are stored on its disk; None keeps all in memory.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, directory: Path | None = None) -> None:
+        self._transport, self._directory = transport, directory
         self._held: dict[str, _Held] = {}
 
     def publish(
-        self, base: str, payload: bytes, *, kind: ChunkKind, round_: int = 0, name: bytes | None = None
+        self, base: str, payload: bytes | StoredBytes, *, kind: ChunkKind, round_: int = 0, name: bytes | None = None
     ) -> bytes:
         """Publish ``payload`` at ``base`` in place of the previous one; return its transfer id.
 
         Pass ``name`` if that id is known. A payload of one chunk is published to ``base`` itself, a longer one to ``base/0``,
         ``base/1`` and so on.
         """
-        name = transfer_id(payload) if name is None else name
+        name = transfer_id(bytes(payload)) if name is None else name
+        if self._directory is not None and isinstance(payload, bytes):
+            payload = out_of_memory(payload, self._directory)
         size = self._transport.chunk_bytes
-        chunks = split(payload, kind=kind, round=round_, chunk_bytes=size, name=name)
+        chunks = cut(payload, kind=kind, round=round_, chunk_bytes=size, name=name)
         topics = (base,) if len(chunks) == 1 else tuple(chunk_topic(base, i) for i in range(len(chunks)))
         before = self._held.get(base)
         self._held[base] = _Held(payload=payload, kind=kind, round=round_, name=name, chunk_bytes=size, topics=topics)

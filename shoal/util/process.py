@@ -23,10 +23,13 @@ from typing import Any, Final
 YOUNG_OBJECTS: Final = 5_000
 """Allocated containers before a collection of the youngest generation; Python's default of 700 cost a device 8% of its CPU."""
 
-HEAP_PIECE_BYTES: Final = 32 << 20
-"""Blocks up to this size come from the heap (glibc's maximum on 64 bits): a new mapping costs a page fault every 4 KiB."""
-HEAP_KEPT_BYTES: Final = 64 << 20
+HEAP_PIECE_BYTES: Final = 4 << 20
+"""Blocks up to this size come from the heap: a new mapping costs a page fault every 4 KiB. Vectors of more than a million
+coordinates are returned to the system at once: a heap of such holes would take models of memory."""
+HEAP_KEPT_BYTES: Final = 32 << 20
 """Free bytes at the heap's end that are not returned to the system, since the next round needs them again."""
+DEVICE_HEAP_KEPT_BYTES: Final = 2 << 20
+"""The same for a device, whose memory counts more than its time."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -108,13 +111,15 @@ def keep_heap() -> bool:
     return _set_malloc((_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES))
 
 
-def one_malloc_arena() -> bool:
-    """Let all threads that start from now on share the first one's malloc arena, as MALLOC_ARENA_MAX=1 does from a start.
+def small_heap() -> bool:
+    """Let all threads that start from now on share the first one's malloc arena, and malloc return large vectors at once.
 
     Returns:
         False if the C library is not glibc.
     """
-    return _set_malloc((_M_ARENA_MAX, 1))
+    return _set_malloc(
+        (_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, HEAP_PIECE_BYTES), (_M_TRIM_THRESHOLD, DEVICE_HEAP_KEPT_BYTES)
+    )
 
 
 def _set_malloc(*settings: tuple[int, int]) -> bool:

@@ -285,7 +285,7 @@ class _ToBroker:
         self.fleet = fleet
 
     def publish(self, topic, payload, *, retain=False, qos=1):
-        message = Message(topic, payload, retained=retain)
+        message = Message(topic, bytes(payload), retained=retain)
         self.fleet.broker.submit(self.fleet.client_id("aggregator"), message, lambda: None, qos)
 
 

@@ -58,7 +58,7 @@ class Line:
 
     def publish(self, topic, payload, *, retain=False, **_qos):
         """Record a publish."""
-        self.sent.append((topic, payload, retain))
+        self.sent.append((topic, bytes(payload), retain))
 
     def subscribe(self, topic_filter):
         """Record a subscription."""

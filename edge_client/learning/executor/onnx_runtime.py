@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -95,6 +97,8 @@ class OrtExecutor:
 class _Bound:
     """Runs a graph whose inputs and outputs stay bound to the same memory from one run to the next.
 
+    Theta and the gradient have that memory only as long as the caller refers to them: a training frees both.
+
     Args:
         session: the graph's.
         outputs: their types.
@@ -103,21 +107,13 @@ class _Bound:
 
     def __init__(self, session: Any, outputs: Sequence[TensorType], cut_graph: CutGraph | None = None) -> None:
         self._session, self._binding = session, session.io_binding()
-        self._inputs: dict[str, tuple[tuple[Any, ...], NDArray[Any]]] = {}
+        self._inputs: dict[str, tuple[tuple[Any, ...], Callable[[], NDArray[Any] | None]]] = {}
         self._theta = cut_graph.inputs if cut_graph else ()
         self._names = cut_graph.whole_outputs if cut_graph else tuple(each.name for each in outputs)
-        self._buffers: list[NDArray[Any] | None] = []
-        types = {each.name: each for each in outputs}
-        for name in self._names:
-            if name in types:
-                self._buffers.append(self._own_buffer(types[name]))
-            else:
-                assert cut_graph is not None
-                gradient = np.empty(cut_graph.length, np.float32)
-                for part in cut_graph.outputs:
-                    shape = [n for n in types[part.name].shape if n is not None]
-                    self._bind(part.name, gradient[part.start : part.stop].reshape(shape))
-                self._buffers.append(gradient)
+        self._cut_graph = cut_graph
+        self._gradient: Callable[[], NDArray[Any] | None] = _nothing
+        self._types = {each.name: each for each in outputs}
+        self._buffers = [self._own_buffer(self._types[name]) if name in self._types else None for name in self._names]
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs for ``feed``; the next call may overwrite them."""
@@ -125,12 +121,27 @@ class _Bound:
             # Training passes the same buffers at every step, and to bind them again takes longer than to compare them.
             told = array.__array_interface__
             place = told["data"][0], told["shape"], told["typestr"], told["strides"]
-            bound, _ = self._inputs.get(name, (None, None))
-            if bound != place or place[-1] is not None:  # with strides, ONNX Runtime has bound a copy
+            bound, held = self._inputs.get(name, (None, _nothing))
+            # With strides, ONNX Runtime has bound a copy.
+            if bound != place or place[-1] is not None or held() is None:
                 self._bind_input(name, array)
-                self._inputs[name] = place, array
+                self._inputs[name] = place, weakref.ref(array) if name == THETA else partial(np.asarray, array)
+        gradient = self._bound_gradient()
         self._session.run_with_iobinding(self._binding)
-        return [self._found(at) if buffer is None else buffer for at, buffer in enumerate(self._buffers)]
+        return [self._found(at, gradient) if buffer is None else buffer for at, buffer in enumerate(self._buffers)]
+
+    def _bound_gradient(self) -> NDArray[Any] | None:
+        """Return the memory of a gradient in parts, bound: that of the last run if the caller still has it."""
+        if self._cut_graph is None:
+            return None
+        gradient = self._gradient()
+        if gradient is None:
+            gradient = np.empty(self._cut_graph.length, np.float32)
+            for part in self._cut_graph.outputs:
+                shape = [n for n in self._types[part.name].shape if n is not None]
+                self._bind(part.name, gradient[part.start : part.stop].reshape(shape))
+            self._gradient = weakref.ref(gradient)
+        return gradient
 
     def _bind_input(self, name: str, array: NDArray[Any]) -> None:
         if not self._theta or name != THETA:
@@ -144,8 +155,11 @@ class _Bound:
             place = array[part.start : part.stop].ctypes.data
             self._binding.bind_input(part.name, "cpu", 0, np.float32, list(part.shape), place)
 
-    def _found(self, at: int) -> NDArray[Any]:
-        """Return an output of unknown shape; from then on a scalar has a buffer."""
+    def _found(self, at: int, gradient: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the gradient, or an output of unknown shape; from then on a scalar has a buffer."""
+        if self._names[at] not in self._types:
+            assert gradient is not None
+            return gradient
         found: NDArray[Any] = self._binding.get_outputs()[at].numpy()
         if found.shape == ():
             self._buffers[at] = self._bind(self._names[at], found.copy())
@@ -161,6 +175,10 @@ class _Bound:
     def _bind(self, name: str, buffer: NDArray[Any]) -> NDArray[Any]:
         self._binding.bind_output(name, "cpu", 0, buffer.dtype.type, list(buffer.shape), buffer.ctypes.data)
         return buffer
+
+
+def _nothing() -> None:
+    """Return nothing, as a reference to an array that is gone."""
 
 
 def _types(session: Any) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:

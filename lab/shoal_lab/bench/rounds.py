@@ -46,7 +46,11 @@ LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 
 
 def measure(
-    devices: int, broker_kind: str = "auto", rounds: int = MEASURED_ROUNDS, mode: str = DEFAULTS.mode
+    devices: int,
+    broker_kind: str = "auto",
+    rounds: int = MEASURED_ROUNDS,
+    mode: str = DEFAULTS.mode,
+    hidden: int = MODEL_SIZES["hidden"],
 ) -> dict[str, Any]:
     """Run the benchmark once.
 
@@ -58,12 +62,13 @@ def measure(
         broker_kind: the broker to start, as `start_broker` knows it.
         rounds: number of measured rounds, after WARM_UP_ROUNDS others.
         mode: the mask mode.
+        hidden: units of the hidden layer; each has 795 of the model's coordinates.
 
     Raises:
         ConfigError: there is no such mode or broker.
     """
     registry.find(mode)  # before a broker is started
-    bundle, origins = make_task()
+    bundle, origins = make_task(hidden)
     names = tuple(f"dev-{i:02d}" for i in range(devices))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         root = Path(folder)
@@ -88,7 +93,7 @@ def measure(
             stage.start_aggregator("--log", "warning")
             for name, source in zip(names, data, strict=True):
                 stage.start_device(name, source, "--log", "warning")
-            records = stage.wait(plan.run, timeout_s=60 + 5 * rounds)
+            records = stage.wait(plan.run, timeout_s=60 + 5 * rounds * max(1, hidden // MODEL_SIZES["hidden"]))
             return {
                 **figures(
                     [r["seconds"] for r in records[WARM_UP_ROUNDS : WARM_UP_ROUNDS + rounds]], training_s, devices
@@ -138,11 +143,12 @@ def words(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def make_task() -> tuple[TaskBundle, NDArray[np.float32]]:
-    """Return the MLP's task, and a starting model (1, d), float32."""
-    task = build("mlp", **MODEL_SIZES)
+def make_task(hidden: int = MODEL_SIZES["hidden"]) -> tuple[TaskBundle, NDArray[np.float32]]:
+    """Return the MLP's task, with so many ``hidden`` units, and a starting model (1, d), float32."""
+    sizes = MODEL_SIZES | {"hidden": hidden}
+    task = build("mlp", **sizes)
     bundle = compile_task(task.model, task.loss, task.example, name="mlp", kind=task.kind, hyper=task.hyper)
-    return bundle, make_origins("mlp", 1, None, manifest=bundle.manifest, **MODEL_SIZES)
+    return bundle, make_origins("mlp", 1, None, manifest=bundle.manifest, **sizes)
 
 
 def training_seconds(bundle: TaskBundle, theta: Float32Vector, source: Path) -> float:

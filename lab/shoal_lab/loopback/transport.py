@@ -15,6 +15,7 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import UsageError, WireError
+from shoal.protocol.chunking import Chunk
 from shoal.protocol.topics import matches
 from shoal.transport.base import (
     Connected,
@@ -278,7 +279,7 @@ class LoopbackTransport:
             raise UsageError(f"transport {self.client_id!r} is closed")
         self._broker.schedule(0.0, lambda: None if self._closed else self._broker.accept(self))
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+    def publish(self, topic: str, payload: bytes | Chunk, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message; the first ``pump`` after the connection is accepted delivers it.
 
         Raises:
@@ -287,7 +288,7 @@ class LoopbackTransport:
         if self._closed:
             raise WireError("the transport is closed")
         check_publish(topic, payload)
-        self._queue.append((Message(topic, payload, retained=retain), qos))
+        self._queue.append((Message(topic, bytes(payload), retained=retain), qos))
         if self._online:
             self.flush()
 

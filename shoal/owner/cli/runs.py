@@ -239,9 +239,12 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
         stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
         error.hint = f"{error.hint}; {stored}" if error.hint else stored
         raise
-    if entry.left_out:
-        from aggregator.rounds.standstill import named
+    from aggregator.rounds.standstill import named
 
+    if entry.short:
+        note(f"warning: the model of run {run} may not fit the memory of {named(entry.short)}")
+        note("free memory on them, or train a smaller model: docs/operator/run.md, Memory")
+    if entry.left_out:
         note(f"warning: run {run} is in wire version {entry.wire}, which {named(entry.left_out)} can't follow")
         note("install the same version of Shoal there as here")
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)

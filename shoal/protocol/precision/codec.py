@@ -46,13 +46,14 @@ def encode(vector: Float32Vector, precision: str, seed: bytes) -> bytes:
     return blocks.encode(vector, seed)
 
 
-def decode(data: bytes | memoryview, length: int, precision: str) -> Float32Vector:
+def decode(data: bytes | memoryview, length: int, precision: str, *, copy: bool = True) -> Float32Vector:
     """Return the vector of `encode`, (length,) float32 in new memory; all platforms give the same bits.
 
     Args:
         data: from a peer; nothing in it is trusted.
         length: coordinates, from the signed plan.
         precision: likewise.
+        copy: False allows a view of ``data``, which float32 needs no copy for.
 
     Raises:
         WireError: another number of bytes, a coordinate or scale that is not finite or out of range, or no such precision.
@@ -65,7 +66,7 @@ def decode(data: bytes | memoryview, length: int, precision: str) -> Float32Vect
         return np.empty(0, np.float32)
     match precision:
         case "float32":
-            return _finite(np.frombuffer(view, "<f4").astype(np.float32))
+            return _finite(np.frombuffer(view, "<f4").astype(np.float32, copy=copy))
         case "float16":
             return _finite(np.frombuffer(view, "<f2").astype(np.float32))
     return blocks.decode(view, length)

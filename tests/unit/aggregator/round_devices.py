@@ -54,7 +54,7 @@ class Retaining(Line):
     def publish(self, topic, payload, *, retain=False, **qos):
         super().publish(topic, payload, retain=retain, **qos)
         if retain:
-            self.retained[topic] = payload
+            self.retained[topic] = bytes(payload)
             if not payload:
                 del self.retained[topic]
 

@@ -13,6 +13,7 @@ from crypto.seal.identity import Identity, sign_document
 from shoal.owner.console.asking import sign_choice
 from shoal.owner.keys.vault import run_file
 from shoal.protocol.documents import ModelChoice
+from shoal.protocol.messages import Vitals
 from shoal.protocol.requests import Outcome, RequestAction
 from shoal.util.state_codec import encode_state
 from shoal.version import VERSION, WIRE
@@ -114,6 +115,18 @@ def test_answer_names_other_versions(desk):
     entry = desk.one(RequestAction.START, package)
     assert (entry.wire, entry.left_out) == (WIRE, (f"dev-1 (shoal 0.9.0, wire {WIRE + 1})",))
     assert desk.refreshed == 1, "of the facts now"
+    assert entry.short == (), "no device has told its memory"
+
+
+def test_devices_short_of_memory_are_named(desk):
+    """A device that reports no memory, or enough, is not named."""
+    told = {"dev-1": Vitals(memory_free_bytes=1), "dev-2": Vitals(), "dev-3": Vitals(memory_free_bytes=1 << 30)}
+    heard = {name: DeviceStatus(name=name, vitals=vitals) for name, vitals in told.items()}
+    up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
+    facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
+    (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
+    _, package = desk.sign()
+    assert desk.one(RequestAction.START, package).short == ("dev-1 (0 MB free, about 0 needed)",)
 
 
 def test_a_run_of_another_owner_is_refused(desk, tmp_path):

@@ -219,6 +219,19 @@ def test_scoring_round_keeps_the_model(place):
     assert place.saved() == (3, 4)
 
 
+def test_next_round_renews_the_model(place):
+    """The model is that of the cluster as the round begins; a job for another cluster, or another run, leaves it."""
+    place.begin()
+    place.note()
+    place.results.renew(announcement(round=5), {0: place.models[0]})
+    place.results.renew(announcement(round=5, run_id=bytes(16)), place.models)
+    place.results.keep_up(0.0)
+    assert place.saved() == (3, 4)
+    place.results.renew(announcement(round=5), place.models)
+    place.results.save_model(0.0, durable=True)
+    assert place.saved() == (3, 5)
+
+
 def test_final_model_is_durable_at_once(place):
     """The final model is durable at once and joins the finished ones."""
     place.begin()

@@ -45,7 +45,7 @@ def test_number_reaches_the_libraries(monkeypatch):
         monkeypatch.setenv(name, "7")
     path = Path("/proc/self/comm")
     before = path.read_text()
-    monkeypatch.setattr(serving, "one_malloc_arena", lambda: True)
+    monkeypatch.setattr(serving, "small_heap", lambda: True)
     try:
         serving.prepare(EdgeConfig(Path("d"), Path("x"), threads=3))
         assert path.read_text() == "shoal-edge\n"

@@ -39,7 +39,7 @@ from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from shoal.errors import UntrustedError
 from shoal.membership.directory import KEY_FILE, load_receiving
-from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.chunking import Chunk, ChunkKind, parse
 from shoal.protocol.messages import Action, Control
 from shoal.transport.base import Connected, Qos, TakenOver, TransportEvent
 from shoal.transport.mqtt import MqttTransport
@@ -165,9 +165,9 @@ class LoadTransport(MqttTransport):
 
     reminders = 0
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: Qos = 1) -> None:
+    def publish(self, topic: str, payload: bytes | Chunk, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message for the broker."""
-        self.reminders += parse(payload)[0].kind is ChunkKind.REMINDER
+        self.reminders += parse(bytes(payload))[0].kind is ChunkKind.REMINDER
         super().publish(topic, payload, retain=retain, qos=qos)
 
 

@@ -188,11 +188,11 @@ def rehearse(fleet: LoadFleet) -> Iterator[tuple[int, list[Item]]]:
             phase, precision = assignment.phase, plan.recipe.precision_up
             public = upload_seed(plan.run_id, opened.plan.round, phase, identity.name)
             encoded = encode_update(update, key, precision, public, cuts) if assignment.train else None
-            body = b"" if encoded is None else encoded.body
+            body = [] if encoded is None else [encoded.body]
             upload = _upload(
                 fleet, opened, assignment, (place, place % GROUPS), (key.key_id, head), plan.length if encoded else 0
             )
-            header, *parts = seal_pieces(identity, plan, recipient, upload, body)
+            header, *parts = seal_pieces(identity, plan, recipient, upload, body, [])
             items.append(Item(identity.name, header.transfer_id, header.payload))
             items += [Item(identity.name, part.transfer_id, part.payload, worker) for worker, part in enumerate(parts)]
             vector = None if encoded is None else encoded.masked

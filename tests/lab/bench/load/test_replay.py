@@ -38,7 +38,7 @@ class Recorder:
         self.sent = []
 
     def publish(self, topic, payload, *, retain=False, qos=1):
-        self.sent.append((topic, parse(payload)[0], retain, qos))
+        self.sent.append((topic, parse(bytes(payload))[0], retain, qos))
 
     def pending(self):
         return 0

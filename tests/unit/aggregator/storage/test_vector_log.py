@@ -1,5 +1,6 @@
 """Descriptors, mappings and resident pages of the files that hold a round's updates."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import gram
 from aggregator.numerics.rows import RESIDENT_BYTES
+from aggregator.storage import vector_log
 from aggregator.storage.vector_log import UpdateFiles
 from tests.helpers.processes import memory_bytes
 
@@ -90,3 +92,24 @@ def test_file_that_was_cut_is_not_lengthened(files, tmp_path):
     assert again.view(1, 0, D)[0] == 0
     with pytest.raises(ValueError, match="a file of 300000 bytes where 400000 were written"):
         again.view(1, 4 * D, D)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_many_bytes_are_read_from_a_copy(files, monkeypatch, full):
+    """The round's file may be written over; on a full disk they are in memory."""
+    if full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", _no_room)
+    monkeypatch.setattr(vector_log, "STORED_FROM_BYTES", 10)
+    monkeypatch.setattr(vector_log, "COPIED_BYTES", 7)
+    files.open(1)
+    files.append(1, memoryview(bytes(range(100))))
+    found = files.read(1, 20, 50)
+    files.sweep(2)
+    files.open(2)
+    files.append(2, memoryview(bytes(100)))
+    assert bytes(found) == bytes(range(20, 70))
+    assert isinstance(found, bytes) == full
+
+
+def _no_room(**_options):
+    raise OSError(errno.ENOSPC, "no space")

@@ -33,13 +33,13 @@ def context(states, *models):
 
 def test_nothing_is_attached_unasked(states):
     """Nothing is attached unless checkpoints are asked for."""
-    assert context(states).attachment(IDENTITIES[0]) == b""
+    assert context(states).attachment(IDENTITIES[0]) == []
 
 
 def test_checkpoints_are_in_order_of_models(states):
     """The checkpoints are in the order of their models each as long as the head says."""
     made = context(states, 1, 0)
-    head, rest = decode_prefix(made.attachment(IDENTITIES[0]), SealedCheckpoints)
+    head, rest = decode_prefix(b"".join(made.attachment(IDENTITIES[0])), SealedCheckpoints)
     assert head.models == (0, 1)
     assert sum(head.sizes) == len(rest)
     signed = certificate(states, 1, IDENTITIES[:2])

@@ -29,17 +29,22 @@ class Recorder:
 
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert (topic, retain) == ("up", False)
-        self.sent.append((parse(payload)[0].index, qos))
+        self.sent.append((parse(bytes(payload))[0].index, qos))
 
     def remind(self, *reminder):
         self.reminders.append(reminder)
 
 
 class Files:
-    """Upload files that take everything."""
+    """Upload files that hold the newest upload."""
 
-    def save(self, mark, transfer, sealed, residual=None, private=b""):
-        pass
+    sealed = b""
+
+    def save(self, _mark, _transfer, sealed, _residual=None, _private=b""):
+        self.sealed = sealed
+
+    def load(self):
+        return self
 
 
 @pytest.fixture
@@ -79,3 +84,12 @@ def test_another_upload_has_another_digest(outbox, recorder):
     outbox.keep(MARK, [piece(SEALED[1:])])
     outbox.remind(MARK, RUN, BIRTH)
     assert recorder.reminders[-1][2] == piece(SEALED[1:])
+
+
+def test_released_upload_is_read_again(outbox, recorder):
+    """An aggregator may ask for an upload that it has acknowledged: it may have lost its store."""
+    outbox.release()
+    outbox.send(MARK, (2, 0), 1)
+    outbox.remind(MARK, RUN, BIRTH)
+    assert recorder.sent == [(2, 1), (0, 1)]
+    assert recorder.reminders == [(RUN, 3, piece(SEALED), 1024, BIRTH)]

@@ -297,7 +297,7 @@ def test_statement_and_checkpoints_go_along(scene, models):
     scene.serve(device, announced)
     context = device.context(announced, order)
     identity = scene.parties.members["dev-1"].identity
-    head, body = decode_prefix(context.attachment(identity), SealedCheckpoints)
+    head, body = decode_prefix(b"".join(context.attachment(identity)), SealedCheckpoints)
     assert (head.models, sum(head.sizes)) == ((0,), len(body))
     for held in models.values():
         scene.serve(held, announced)
@@ -314,7 +314,7 @@ def test_statement_and_checkpoints_go_along(scene, models):
     assert state.theta.tobytes() == origins()[0].tobytes()
     assert len(task) > 100
     assert context.key_id == context.derive_mask().key_id
-    assert device.context(announced, TRAIN).attachment(identity) == b""
+    assert device.context(announced, TRAIN).attachment(identity) == []
 
 
 def test_job_masks_with_erased_keys_too(scene, models):

@@ -22,6 +22,7 @@ class Recorder:
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert retain
         assert qos == 1
+        payload = bytes(payload)
         self.sent.append((topic, payload))
         if payload:
             self.retained[topic] = payload

@@ -134,12 +134,12 @@ def test_no_garbage_is_collected_meanwhile():
     assert gc.isenabled()
 
 
-def test_one_malloc_arena_for_all_threads():
+def test_small_heap_for_all_threads():
     """Threads that allocate have no arena of their own: malloc_info lists one heap."""
     script = """
 import ctypes, threading
-from shoal.util.process import one_malloc_arena
-assert one_malloc_arena()
+from shoal.util.process import small_heap
+assert small_heap()
 wait = threading.Barrier(4)
 def work():
     blocks = [ctypes.create_string_buffer(100_000) for _ in range(20)]

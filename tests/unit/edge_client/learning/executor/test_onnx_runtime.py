@@ -1,5 +1,7 @@
 """ONNX Runtime as an executor."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,16 @@ def test_each_run_reads_its_inputs_anew():
     np.testing.assert_array_equal(model.run(feed)[1], fresh[1])
     loss, _ = model.run({"theta": theta, "x": x[:2], "y": y[:2]})
     assert float(loss) == float(loaded().run({"theta": theta, "x": x[:2], "y": y[:2]})[0])
+
+
+def test_gradient_goes_with_its_caller():
+    """Its memory is that of the last run as long as the caller has it, and so is theta's."""
+    model, theta = loaded(), np.zeros(15, np.float32)
+    x, y = samples(3)
+    gradient = model.run({"theta": theta, "x": x, "y": y})[1]
+    assert model.run({"theta": theta, "x": x, "y": y})[1] is gradient
+    copy, (held, first) = gradient.copy(), map(weakref.ref, (gradient, theta))
+    del gradient, theta
+    assert held() is None
+    assert first() is None
+    np.testing.assert_array_equal(model.run({"theta": np.zeros(15, np.float32), "x": x, "y": y})[1], copy)

@@ -1,0 +1,52 @@
+"""A device that trains a large model in a memory control group; `make long` runs it, `make test` doesn't."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shoal_lab.bench import rounds
+
+from shoal.simulation.process_fleet import Stage
+from tests.long.test_load import HOUR_S, keep
+
+pytestmark = pytest.mark.long
+LIMIT_MB = 256
+UNITS = 6289
+"""Units of the hidden layer of an MLP of 5 million parameters."""
+
+
+@pytest.fixture
+def group():
+    """A control group of LIMIT_MB below this process's own, of version 1 or 2; skip where the system permits none."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    first = "memory" in own
+    parent = Path("/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup") / own.get("memory" * first, "").strip("/")
+    made = parent / f"shoal-test-{os.getpid()}"
+    try:
+        made.mkdir()
+        (made / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(LIMIT_MB << 20))
+    except OSError as error:
+        pytest.skip(f"this system permits no memory control group: {error}")
+    yield made
+    made.rmdir()
+
+
+@pytest.mark.timeout(HOUR_S)
+def test_five_million_parameters_in_256_mb(group, monkeypatch):
+    """The kernel would end a device that takes more, and the bench raises an error then."""
+
+    class Grouped(Stage):
+        def start_device(self, name, data, *arguments):
+            program = super().start_device(name, data, *arguments)
+            if name == self.devices[0]:
+                (group / "cgroup.procs").write_text(str(program.pid))
+            return program
+
+    monkeypatch.setattr(rounds, "Stage", Grouped)
+    data = rounds.measure(3, rounds=3, hidden=UNITS)
+    keep("small-memory", {"limit_mb": LIMIT_MB, **data})
