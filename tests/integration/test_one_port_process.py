@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator.storage.store import read_records
 
+from aggregator.storage.store import read_records
 from shoal.owner.broker.config import NGINX_PORT
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import make_plan, write_run
