@@ -60,20 +60,6 @@ def test_the_state_says_computing(scene):
     assert scene.service.status().startswith("round 2: 0 of 2")
 
 
-def test_devices_are_answered_meanwhile(scene):
-    """Devices are answered during the computation."""
-    sealed = scene.upload(*DEVICES)
-    scene.controls()
-    scene.remind("dev-1", sealed["dev-1"])
-    scene.send_again("dev-2", sealed["dev-2"])
-    assert scene.answers() == [("dev-1", Action.ACK)], "the copy is dropped, the reminder answered"
-    scene.come("dev-2", online=False)
-    assert scene.service.watch.devices.devices["dev-2"].online is False
-    assert scene.state.present == DEVICES, "the engine hears of it afterwards"
-    scene.numerics.finish()
-    assert scene.state.present == ("dev-1",)
-
-
 def test_upload_during_the_computation(scene):
     """An upload that comes during the computation is refused once the round is closed."""
     scene.upload("dev-1")

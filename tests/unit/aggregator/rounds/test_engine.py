@@ -102,18 +102,6 @@ def test_later_rounds_open_by_quorum():
     assert (open_.plan.round, set(open_.plan.assignments)) == (2, set(DEVICES[:3]))
 
 
-def test_new_device_joins_by_checkpoint():
-    """A new device takes part once others have sealed the model for it."""
-    engine, state = opened(devices=("dev-1", "dev-2"))
-    state, _ = online(engine, state, "dev-9")
-    assert "dev-9" not in state.plan.assignments
-    state, (_, open_) = give(engine, state, "dev-1", "dev-2")
-    assert set(open_.plan.assignments) == {"dev-1", "dev-2"}
-    assert [a.seal for a in open_.plan.assignments.values() if a.seal] == [(0,)]
-    _, (_, open_) = give(engine, state, "dev-1", "dev-2")
-    assert set(open_.plan.assignments) == {"dev-1", "dev-2", "dev-9"}
-
-
 def test_final_round_asks_everybody():
     """The final round asks everybody to report and ends the run."""
     engine, state = opened(devices=("dev-1", "dev-2"), rounds=1)
@@ -143,18 +131,6 @@ def test_record_weights_the_loss_by_samples():
     assert closed.record.norms == pytest.approx({"dev-1": np.sqrt(6), "dev-2": np.sqrt(6)})
 
 
-def test_resume_opens_the_same_round_again():
-    """What `OpenRound` had made durable suffices: the same plan and nonce follow."""
-    engine, state = opened(participation=0.6)
-    state, actions = give(engine, state, *state.plan.assignments)
-    (first,) = [a for a in actions if isinstance(a, OpenRound)]
-    assert len(first.plan.assignments) == 3
-    state, (again,) = engine.resume(DEVICES, first.before, first.held, 2, first.available)
-    assert isinstance(again, OpenRound)
-    assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))
-    assert not state.unavailable
-
-
 def test_nonces_depend_on_round_and_seed():
     run = run_plan()
     nonces = [engine_of(run, seed).nonce(r) for seed in (bytes(16), b"s" * 16) for r in (1, 2)]
@@ -169,20 +145,6 @@ def durable(engine, state, device):
     """Return the event of a durable upload."""
     upload, body = upload_of(engine, state, device)
     return stored(upload, body)
-
-
-def test_durable_together_count_in_one_round():
-    """After the deadline the first of them already makes the quorum; the others must not fall into the next round."""
-    engine, state = opened(quorum=0.6)
-    state, _ = give(engine, state, *DEVICES[:2])
-    state, actions = engine.handle(state, DeadlinePassed(1))
-    assert not actions
-    recorded = engine.record(state, [durable(engine, state, device) for device in DEVICES[2:]])
-    assert recorded.plan is state.plan
-    after, actions = engine.advance(state, recorded)
-    assert kinds(actions) == ["RoundClosed", "OpenRound"]
-    assert actions[0].record.contributed == len(DEVICES)
-    assert (after.round, len(after.received)) == (2, 0)
 
 
 def test_only_a_closing_round_is_work():

@@ -101,14 +101,6 @@ def test_checkpoint_is_announced_once_signed():
     assert len(held.statements([checkpoint.state])) == 2
 
 
-def test_no_checkpoint_of_a_gone_device():
-    """A checkpoint of a device that left or with its statements is announced no more."""
-    held = rounds(1, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
-    assert list(held.announced(2)) == [0]
-    assert held.only(("dev-2", "dev-3")).announced(2) == {}
-    assert held.only(("dev-1", "dev-3")).announced(2) == {}
-
-
 @pytest.mark.parametrize("damage", [b"", b"x", b"x" * 500])
 def test_malformed_attachment_is_ignored(damage):
     """A malformed attachment is ignored and the update counts."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from aggregator.rounds.relay import States, replace_models, settle
+from aggregator.rounds.relay import States, settle
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import IntegrityError
@@ -155,20 +153,3 @@ def test_nameless_moved_model_is_refused():
 def test_state_that_was_given_up_is_refused():
     with pytest.raises(IntegrityError, match="state 4"):
         States.of_origins(4)[4]
-
-
-def test_models_are_found_at_every_depth():
-    """Models are found at every depth and the rest is untouched."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Node:
-        model: ClusterModel
-        name: str
-
-    rest = ("x", {"y": 1})
-    state = {"nodes": (Node(ClusterModel(origin=3), "n"), rest), "plain": rest}
-    found = replace_models(state, lambda model: dataclasses.replace(model, origin=model.origin + 1))
-    assert found["nodes"][0] == Node(ClusterModel(origin=4), "n")
-    assert found["nodes"][1] is rest
-    assert found["plain"] is rest
-    assert replace_models(rest, lambda model: model) is rest

@@ -91,13 +91,6 @@ def test_its_turn_has_not_come():
     assert "wait for its turn" in hint
 
 
-def test_too_few_drawn():
-    reason, hint = reason_of(asked=FIVE[:1], participation=0.2)
-    assert reason.startswith("1 of its 5 devices online was drawn")
-    assert "--participation to 0.6" in hint
-    assert "--min-contributors to 1" in hint
-
-
 def test_enough_participation_is_kept():
     """A participation that would draw enough is not told to rise."""
     _, hint = reason_of(asked={"other": TRAIN}, participation=0.8)

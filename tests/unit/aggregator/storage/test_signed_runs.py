@@ -1,6 +1,5 @@
 """A run's file is read once, and again when it was touched; a run that is over is not asked again."""
 
-import gc
 import os
 import shutil
 
@@ -66,16 +65,3 @@ def test_run_that_is_over_is_looked_up_once(place, monkeypatch):
     assert looked == [1, 2, 2]
     shutil.move(place.directory(first), place.server / "aside")
     assert not files.is_over(first)
-
-
-def test_file_of_no_run_is_read_once(place):
-    """A file that is no run costs nothing more at each look."""
-    (place.server / "runs/junk.run").write_bytes(b"junk")
-    files = RunFiles(place.member, lambda *_: None)
-    files.all()
-    gc.collect()
-    before = len(gc.get_objects())
-    for _ in range(200):
-        files.all()
-    gc.collect()
-    assert len(gc.get_objects()) - before < 100

@@ -202,18 +202,6 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         assert vector.read_bytes() == VECTORS[device].tobytes()
 
 
-def test_updates_of_the_open_round_stay(open_store, folder):
-    store = open_store()
-    for round_ in (1, 2, 3):
-        append(store, *DEVICES, round_=round_)
-    store.commit()
-    store.snapshot(3, DEVICES, Encoded({}), METADATA)
-    expected = ["000003.f32", "spare-000001.f32", "spare-000002.f32"]
-    assert sorted(p.name for p in (folder / "updates").iterdir()) == expected
-    assert set(store._db.execute("SELECT round, device FROM uploads")) == {(3, d) for d in DEVICES}
-    assert [c.device for c in store.uploads(3)] == list(DEVICES)
-
-
 def test_end_of_a_run_erases_every_update(open_store, folder):
     """Those of the last round and the spares; records stay."""
     store = open_store()

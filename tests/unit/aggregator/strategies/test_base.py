@@ -8,9 +8,7 @@ import pytest
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.strategies.base import (
     ClusterModel,
-    RoundPlan,
     advanced,
-    contribution_of,
     evaluates,
     mean_loss,
     mean_update,
@@ -19,14 +17,12 @@ from aggregator.strategies.base import (
     read_settings,
     require,
     require_one_origin,
-    train_assignment,
 )
 from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.ifca.state import IfcaSettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import Phase
-from tests.helpers.plans import D, contribution, engine_of, run_plan, upload_of
+from tests.helpers.plans import D, contribution, run_plan
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 
@@ -61,24 +57,6 @@ def test_norm_beyond_float32_is_infinite():
 
 
 # -------------------------------------------------------------------------------------------------------- updates
-
-
-def test_figures_of_an_upload_are_kept():
-    """Every figure of an upload is in its client update."""
-    engine = engine_of(run_plan())
-    state, _ = engine.begin(("dev-1",))
-    state = dataclasses.replace(
-        state, round=4, plan=RoundPlan(4, {2: ClusterModel()}, {"dev-1": train_assignment((2,), evaluate=True)})
-    )
-    upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, 0.5), model_norm=1.5, samples=11, loss=0.25)
-    update = contribution_of(upload, None, attached=b"more")
-    assert update.key == (4, int(Phase.TRAIN), "dev-1")
-    for name in ("model", "samples", "loss", "key_id", "margins", "correct", "tested", "model_norm"):
-        assert getattr(update, name) == getattr(upload, name), name
-    assert (update.attached, update.norm, update.vector) == (b"more", 0.0, None)
-    vector = np.array([3, 4, 0, 0, 0, 0], np.float32)
-    assert contribution_of(upload, vector).norm == 5.0
-    assert contribution_of(upload, vector, norm=7.0).norm == 7.0
 
 
 def test_missing_row_names_device_and_round():

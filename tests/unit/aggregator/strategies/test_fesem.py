@@ -69,15 +69,6 @@ def test_round_is_a_step_of_k_means():
             )
 
 
-def test_the_groups_are_found():
-    world = World()
-    for _ in range(5):
-        clusters = world.step().clusters
-    assert len({clusters[d] for d in DEVICES[::2]}) == len({clusters[d] for d in DEVICES[1::2]}) == 1
-    assert clusters["dev-0"] != clusters["dev-1"]
-    assert any(e.kind == "reassigned" for e in world.rounds.events)
-
-
 def test_centre_is_mean_of_starting_models():
     """Weights of a recipe add up to 1, and no vector outlives the round."""
     world = World()

@@ -17,16 +17,6 @@ def answer(device, assignment, round_):
     return contribution(device, VECTORS[device], round=round_, model=model)
 
 
-def test_every_device_keeps_its_own_sum():
-    rounds = Rounds(run_plan("local"), DEVICES)
-    rounds.step(answer)
-    outcome = rounds.step(answer, present=("dev-a", "dev-c"))
-    assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2}
-    for device, model in outcome.clusters.items():
-        times = 1 if device == "dev-b" else 2
-        np.testing.assert_allclose(rounds.theta(rounds.state.slots[model]), VECTORS[device] * times)
-
-
 def test_in_end_everybody_has_its_own_model():
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)

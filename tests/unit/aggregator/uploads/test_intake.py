@@ -34,23 +34,6 @@ def texts(scene):
     return [str(error) for error in scene.take_refused()]
 
 
-def test_worker_verifies_driver_settles(scene, workers):
-    """An upload is verified by a worker and settled by the driver."""
-    packet = scene.packet("dev-1")
-    scene.send(packet)
-    assert scene.state_of(packet) is UploadState.VERIFYING
-    assert written_bytes(scene) == 0
-    workers.run("dev-1")
-    assert scene.state_of(packet) is UploadState.VERIFYING
-    assert written_bytes(scene) == VECTOR_BYTES
-    workers.call_back("dev-1")
-    assert scene.state_of(packet) is UploadState.VALID
-    assert scene.publisher.take() == []
-    scene.commit()
-    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
-    assert scene.durable(1) == {"dev-1": packet.digest}
-
-
 def test_copies_in_hand_change_nothing(scene, workers):
     """A copy and a reminder of an upload in hand change nothing."""
     packet = scene.packet("dev-1")
@@ -134,18 +117,6 @@ def test_event_waits_for_earlier_uploads(scene, workers):
     scene.commit()
     assert scene.state.round == 2
     assert set(scene.durable(1)) == set(DEVICES)
-    assert "dev-3" not in scene.state.online
-
-
-def test_event_leaves_later_uploads(scene, workers):
-    """A flood of forged uploads would otherwise hold it back for ever."""
-    scene.feed(DeadlinePassed(1))
-    assert scene.state.deadline_passed
-    scene.send(scene.packet("dev-1", signer="dev-2"))
-    scene.feed(WentOffline("dev-3"))
-    scene.send(scene.packet("dev-2", signer="dev-1"))
-    workers.run("dev-1")
-    workers.call_back("dev-1")
     assert "dev-3" not in scene.state.online
 
 

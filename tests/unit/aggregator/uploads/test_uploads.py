@@ -120,18 +120,6 @@ def test_upload_during_commit_is_in_the_next(scene):
     assert (scene.state_of(first), scene.state_of(second)) == (UploadState.ACKNOWLEDGED, UploadState.COMMITTING)
 
 
-def test_deadline_waits_for_commit_under_way(scene):
-    packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
-    for packet in packets:
-        scene.send(packet)
-    scene.uploads.flush()
-    scene.feed(DeadlinePassed(1))
-    assert scene.state.round == 1
-    scene.disk.done()
-    assert scene.state.round == 2
-    assert set(scene.durable(1)) == {"dev-1", "dev-2"}
-
-
 def test_upload_of_closing_round_is_refused(scene):
     """An upload that is only valid when its round closes is refused."""
     scene.feed(DeadlinePassed(1))

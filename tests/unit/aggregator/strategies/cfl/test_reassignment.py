@@ -105,22 +105,6 @@ def test_nearest_leaves_are_offered_first():
     assert found[3] == (3, 4, 5, 2, 1)
 
 
-def test_offers_of_many_leaves_are_cheap():
-    """Steps up the tree are counted, not seconds."""
-
-    class Counted(dict):
-        steps = 0
-
-        def __getitem__(self, key):
-            Counted.steps += 1
-            return super().__getitem__(key)
-
-    tree = {k: Node(k, ClusterModel(), (2 * k, 2 * k + 1)) for k in range(1, 256)}
-    state = CflState({k: Cluster(k, ("a", "b"), ClusterModel()) for k in range(256, 512)}, tree=Counted(tree))
-    assert len(offers(state, 0)) == 256
-    assert Counted.steps < 3 * 256 * 256
-
-
 def updates(text, phase=Phase.TRAIN):
     """Return contributions: "1a>2" is device dev-1a, which has trained the model of leaf 2."""
     pairs = [word.split(">") for word in text.split()]

@@ -119,13 +119,3 @@ def test_retired_models_devices_choose_again():
     assert rounds.state.choice.keys() == set(DEVICES[2:])
     rounds.step(two_choose_it)
     assert set(rounds.state.choice.values()) == {0, 2}
-
-
-def test_one_model_always_stays():
-    rounds = found(min_contributors=1)
-    for _ in range(IDLE_ROUNDS + 2):
-        rounds.step(all_but({1, 2}))
-    assert rounds.state.retired == {1, 2}
-    for _ in range(IDLE_ROUNDS + 2):
-        rounds.step(all_but(set()))
-    assert rounds.state.retired == {1, 2}
