@@ -24,6 +24,15 @@ def size_of(spool):
     return os.fstat(spool._file.fileno()).st_size
 
 
+def test_a_freed_place_is_used_again(spool):
+    places = [spool.put(bytes([n]) * 1000) for n in range(5)]
+    spool.free(places[1], 1000)
+    assert spool.take(places[3], 1000) == b"\x03" * 1000
+    again = {spool.put(b"a" * 1000), spool.put(b"b" * 1000)}
+    assert again == {places[1], places[3]}
+    assert size_of(spool) <= 5 * 1024
+
+
 def test_an_empty_spool_takes_no_disk(spool):
     places = [spool.put(bytes(1000)) for _ in range(3)]
     for place in places:

@@ -67,6 +67,11 @@ def test_cluster_size_changes_no_frequency():
     assert rates == pytest.approx([0.2, 0.2], abs=0.05)
 
 
+def test_enough_devices_train_every_cluster():
+    for chosen in turns(clusters_of(100, 50, 10), 5, 0.3):
+        assert {id_: len(members) for id_, members in chosen.items()} == {0: 30, 1: 15, 2: 3}
+
+
 def test_too_small_cluster_is_left_out():
     """A cluster of too few devices is left out."""
     assert {id_ for chosen in turns(clusters_of(6, 2), 10, 0.5) for id_ in chosen} == {0}

@@ -294,6 +294,19 @@ def test_unstarted_run_ends_at_the_origin():
     assert plan.models[2] == ClusterModel()
 
 
+def test_discrepancy_is_told_every_round():
+    """The discrepancy is told in every round of training."""
+    rounds = fedgroup(alpha=6)
+    rounds.step(answer)
+    outcome = rounds.step(answer)
+    (event,) = [e for e in outcome.events if e.kind == "discrepancy"]
+    norms = [np.linalg.norm(STEP[d]) for d in DEVICES]
+    apart = [np.linalg.norm(STEP[d] - mean(STEP, members(rounds.state, outcome.clusters[d]))) for d in DEVICES]
+    assert event.detail["mean"] == pytest.approx(np.mean(norms))
+    assert event.detail["variance"] == pytest.approx(np.var(norms))
+    assert event.detail["mean_after"] == pytest.approx(np.mean(apart), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
