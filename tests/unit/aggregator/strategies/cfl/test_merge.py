@@ -8,7 +8,7 @@ import pytest
 from shoal.errors import ConfigError
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import contribution
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     ALG_5,
     DEVICES,
     GROUPS,

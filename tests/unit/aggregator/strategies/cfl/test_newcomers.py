@@ -12,7 +12,7 @@ from aggregator.strategies.cfl.state import ROOT, CflState, Cluster
 from aggregator.strategies.cfl.tree import BASES, EDGES, Node, leaves
 from shoal.protocol.messages import Phase
 from tests.helpers.plans import altered, contribution
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     ALG_5,
     DEVICES,
     GOAL,

@@ -10,7 +10,7 @@ from aggregator.strategies.cfl.tree import Node
 from shoal.errors import ConfigError
 from shoal.protocol.messages import Phase
 from tests.helpers.plans import contribution
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     ALG_5,
     DEVICES,
     GOAL,

@@ -11,7 +11,7 @@ from aggregator.numerics.gap import overlap
 from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, noise, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
-from tests.helpers.quadratics import ALG_5, TRUTH, Quadratic, cfl, partition
+from tests.unit.aggregator.strategies.cfl.quadratics import ALG_5, TRUTH, Quadratic, cfl, partition
 
 FIGURES = {"cross_max", "gamma_limit", "mean_norm", "max_norm", "intra_min", "intra_min_estimate"}
 

@@ -21,7 +21,7 @@ from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.cfl.strategy import MAX_EXTENSIONS
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import contribution
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     DEVICES,
     GROUP_OF,
     GROUPS,

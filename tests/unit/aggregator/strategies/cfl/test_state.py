@@ -5,7 +5,7 @@ import pytest
 from aggregator.strategies.cfl.split_validation import Verdict
 from aggregator.strategies.cfl.state import CflSettings
 from shoal.errors import ConfigError
-from tests.helpers.quadratics import cfl
+from tests.unit.aggregator.strategies.cfl.quadratics import cfl
 
 
 @pytest.mark.parametrize(

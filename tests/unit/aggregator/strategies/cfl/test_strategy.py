@@ -7,7 +7,7 @@ from aggregator.strategies.cfl import tree as cfl_tree
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from tests.helpers.plans import Rounds, run_plan
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     ALG_5,
     DEVICES,
     GOAL,

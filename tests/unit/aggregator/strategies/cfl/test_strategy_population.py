@@ -6,7 +6,7 @@ import pytest
 from aggregator.strategies.cfl import tree as cfl_tree
 from shoal.protocol.messages import Phase
 from tests.helpers.plans import altered
-from tests.helpers.quadratics import (
+from tests.unit.aggregator.strategies.cfl.quadratics import (
     ALG_5,
     DEVICES,
     GOAL,

@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.cfl.tree import Node, leaves, path
-from tests.helpers.quadratics import settled_tree
+from tests.unit.aggregator.strategies.cfl.quadratics import settled_tree
 
 
 def node(id_, left, right):

@@ -16,7 +16,7 @@ from shoal.simulation.trainers.blocks import (
     schedule,
     step_size,
 )
-from tests.helpers.trainers import PLAIN, orders
+from tests.unit.shoal.simulation.trainers.trainers import PLAIN, orders
 
 pytestmark = pytest.mark.torch
 

@@ -7,7 +7,7 @@ import torch
 
 from shoal.simulation.trainers.dense import Descent, errors, first_layer, has_bias, is_dense
 from shoal.simulation.trainers.networks import Cnn, Linear, Lstm, OneHidden, Softmax
-from tests.helpers.trainers import CLASSES, INPUTS, NETWORKS, PLAIN
+from tests.unit.shoal.simulation.trainers.trainers import CLASSES, INPUTS, NETWORKS, PLAIN
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,7 @@ from shoal.simulation.trainers.dual import Dual
 from shoal.simulation.trainers.loop import Loop
 from shoal.simulation.trainers.networks import Linear, origins
 from shoal.simulation.trainers.scoring import score
-from tests.helpers.trainers import (
+from tests.unit.shoal.simulation.trainers.trainers import (
     CLIPPED,
     INPUTS,
     NETWORKS,

@@ -13,7 +13,16 @@ from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import DivergedError, Shelf
 from shoal.simulation.trainers.loop import Loop, train_one
 from shoal.simulation.trainers.networks import Linear, origins, sample_losses, unflatten
-from tests.helpers.trainers import CLIPPED, NETWORKS, PLAIN, RECIPES, SIZES, orders, shards, trained
+from tests.unit.shoal.simulation.trainers.trainers import (
+    CLIPPED,
+    NETWORKS,
+    PLAIN,
+    RECIPES,
+    SIZES,
+    orders,
+    shards,
+    trained,
+)
 
 pytestmark = pytest.mark.torch
 

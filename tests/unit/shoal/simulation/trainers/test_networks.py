@@ -17,7 +17,7 @@ from shoal.simulation.trainers.networks import (
     tensor,
     unflatten,
 )
-from tests.helpers.trainers import INPUTS, NETWORKS
+from tests.unit.shoal.simulation.trainers.trainers import INPUTS, NETWORKS
 
 pytestmark = pytest.mark.torch
 

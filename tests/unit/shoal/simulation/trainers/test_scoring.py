@@ -9,7 +9,7 @@ from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.networks import Linear, Lstm, origins, unflatten
 from shoal.simulation.trainers.scoring import behind, preactivations, score
-from tests.helpers.trainers import INPUTS, NETWORKS, SIZES, shards
+from tests.unit.shoal.simulation.trainers.trainers import INPUTS, NETWORKS, SIZES, shards
 
 pytestmark = pytest.mark.torch
 
