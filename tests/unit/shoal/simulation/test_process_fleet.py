@@ -9,6 +9,7 @@ from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.membership import AggregatorMembership
 from edge_client.membership import DeviceMembership
+from edge_client.storage.state import STATUS_FILE
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation import process_fleet
@@ -70,6 +71,12 @@ def test_stubborn_program_is_killed(program):
     process = Process(stubborn=True)
     assert program(process).stop() == -9
     assert process.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_the_tail_is_the_end_of_the_log(program):
+    made = program(Process())
+    made.log.write_bytes(b"one\ntwo \xff\nthree\n")
+    assert made.tail(2) == "two \N{REPLACEMENT CHARACTER}\nthree"
 
 
 def test_peak_memory_needs_a_live_program(program, tmp_path, monkeypatch):
@@ -193,6 +200,12 @@ def test_closing_signals_all_before_it_waits(running, monkeypatch):
         monkeypatch.setattr(made.process, "poll", lambda: 0 if len(steps) >= 2 else None)
     running.close()
     assert steps == [("signal", "aggregator"), ("signal", "dev-00"), ("wait", "aggregator"), ("wait", "dev-00")]
+
+
+def test_status_without_a_file_is_empty(staged):
+    assert staged.device_status("dev-01") == {}
+    (staged.device_dir("dev-01") / STATUS_FILE).write_text('{"round": 3}')
+    assert staged.device_status("dev-01") == {"round": 3}
 
 
 def test_programs_start_alone_in_their_place(staged, monkeypatch):

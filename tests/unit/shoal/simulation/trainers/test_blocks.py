@@ -9,6 +9,7 @@ import torch
 from shoal.errors import DataError, TaskError
 from shoal.simulation.data import Shard
 from shoal.simulation.trainers.blocks import (
+    Limits,
     Rows,
     Shelf,
     check_losses,
@@ -53,6 +54,13 @@ def test_other_shapes_are_refused():
     shards = [Shard(np.zeros((2, n), np.float32), np.zeros(2, np.int64)) for n in (3, 4)]
     with pytest.raises(DataError, match="devices' samples differ in shape or dtype"):
         Shelf(shards)
+
+
+def test_equal_parts_keep_the_order():
+    """Parts of equal devices follow the order given."""
+    parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), Limits(2, 100))
+    assert [p.tolist() for p in parts] == [[4, 0], [3]]
+    assert shelf_of(3).parts(np.array([], np.int64), Limits(2, 100)) == []
 
 
 def test_most_steps_come_first():
