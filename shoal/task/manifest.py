@@ -166,7 +166,10 @@ class TaskManifest:
             if self.label.dtype != "float32" or self.label.limit:
                 raise TaskError("a regression task needs float32 labels without a limit")
         elif self.label.dtype != "int64" or len(self.label.shape) != rank or self.label.limit < 2:
-            raise TaskError(f"a {self.kind} task needs int64 labels of rank {rank} and at least 2 classes")
+            raise TaskError(
+                f"a {self.kind} task needs int64 labels of rank {rank} and at least 2 classes",
+                hint="one label a sample is a classification, one for each position a sequence, numbers are a regression",
+            )
         self._check_data()
 
     def _check_data(self) -> None:

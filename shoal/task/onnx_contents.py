@@ -27,14 +27,21 @@ DTYPES: Final[Mapping[int, str]] = {1: "float32", 6: "int32", 7: "int64", 9: "bo
 """NumPy's name of each element type (TensorProto.DataType) that is read."""
 
 T = TypeVar("T")
-Attribute: TypeAlias = int | float | str | tuple[int, ...] | NDArray[Any]
+Attribute: TypeAlias = "int | float | str | tuple[int, ...] | NDArray[Any] | Contents"
 
 _MODEL_GRAPH: Final = 7
 _GRAPH_NODE, _GRAPH_CONSTANT, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE = 1, 2, 4, 5
 _ATTRIBUTE_NAME, _ATTRIBUTE_TYPE = 1, 20
-_FLOAT, _INTEGER, _STRING, _TENSOR, _INTEGERS = 2, 3, 4, 5, 8
-_VALUE_OF_TYPE: Final[Mapping[int, int]] = {1: _FLOAT, 2: _INTEGER, 3: _STRING, 4: _TENSOR, 7: _INTEGERS}
+_FLOAT, _INTEGER, _STRING, _TENSOR, _GRAPH, _INTEGERS = 2, 3, 4, 5, 6, 8
+_VALUE_OF_TYPE: Final[Mapping[int, int]] = {
+    1: _FLOAT,
+    2: _INTEGER,
+    3: _STRING,
+    4: _TENSOR,
+    5: _GRAPH,
+    7: _INTEGERS,
+}
 """AttributeProto.AttributeType -> the field that holds the value."""
 _DIMS, _DATA_TYPE, _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _TENSOR_NAME, _RAW = 1, 2, 4, 5, 7, 8, 9
 _DATA: Final = frozenset({_FLOAT_DATA, _INT32_DATA, 6, _INT64_DATA, _RAW, 10, 11})
@@ -62,6 +69,17 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
 
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Names of the values around a Scan that its body uses, besides those that it is given."""
+        body = self.attributes.get("body")
+        return body.foreign if isinstance(body, Contents) else ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of all values that the node uses."""
+        return (*self.inputs, *self.captured)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
@@ -86,6 +104,13 @@ class Contents:
     constants: Mapping[str, NDArray[Any]]
     inputs: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names that the nodes and outputs use, and that are neither inputs, nor constants, nor made by a node."""
+        made = {*self.constants, *(each.name for each in self.inputs), *(o for n in self.nodes for o in n.outputs)}
+        used = {*(name for node in self.nodes for name in node.inputs if name), *(each.name for each in self.outputs)}
+        return tuple(sorted(used - made))
 
 
 def read_graph(model: bytes, what: str) -> Contents:
@@ -163,10 +188,11 @@ class _ContentsReader(Reader):
 
     def _single(self, wanted: int, field: Field | None) -> Attribute:
         """Return an attribute's value; protobuf leaves out a number of 0 and an empty text."""
-        if wanted == _TENSOR:
+        if wanted in (_TENSOR, _GRAPH):
             if field is None:
-                raise self._invalid("an attribute's tensor is missing")
-            return self._tensor(self._message(field))[1]
+                raise self._invalid("an attribute's graph or tensor is missing")
+            body = self._message(field)
+            return self._tensor(body)[1] if wanted == _TENSOR else self.graph(body)
         if wanted == _STRING:
             return "" if field is None else self._text(field)
         if wanted == _INTEGER:

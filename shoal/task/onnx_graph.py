@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from shoal.errors import TaskError
 
@@ -23,6 +23,9 @@ MAX_FIELDS: Final = 1_000_000
 MIN_OPSET: Final = 18
 MAX_OPSET: Final = 23
 """Newest operator set that the oldest supported ONNX Runtime (1.23) implements in full."""
+
+MAX_STEPS: Final = 1 << 14
+"""Most steps of a Scan, the loop over a sequence: ten minutes of 25 Hz."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 TENSOR_FLOAT: Final = 1
@@ -38,10 +41,9 @@ _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
 # NodeProto: input, output, name, op_type, attribute, doc_string, domain
 _NODE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7})
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 3, 4, 5, 7
-# AttributeProto: name, f, i, s, t, floats, ints, strings, tensors, doc_string, type
-_ATTRIBUTE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 7, 8, 9, 10, 13, 20})
-_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS = 5, 10
-_ATTRIBUTE_GRAPHS: Final = frozenset({6, 11})
+# AttributeProto: name, f, i, s, t, g, floats, ints, strings, tensors, doc_string, type
+_ATTRIBUTE_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 20})
+_ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH, _ATTRIBUTE_TENSORS = 1, 3, 5, 6, 10
 # TensorProto: dims, data_type, *_data, name, raw_data, doc_string, data_location
 _TENSOR_ALLOWED: Final = frozenset({1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14})
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
@@ -187,7 +189,7 @@ def check_graph(model: bytes, what: str) -> int:
 
     Raises:
         TaskError: the model is too big or malformed, refers to external data, uses an operator domain other than ONNX's,
-            or has local functions, control flow, sparse tensors or metadata.
+            or has local functions, control flow other than a Scan of known length, sparse tensors or metadata.
     """
     if len(model) > MAX_GRAPH_BYTES:
         raise TaskError(f"{what} has {len(model)} bytes, more than the limit of {MAX_GRAPH_BYTES}")
@@ -204,12 +206,7 @@ def check_graph(model: bytes, what: str) -> int:
             versions.append(_opset(reader, _message(field, what), what))
     if len(graphs) != 1 or len(versions) != 1:
         raise TaskError(f"{what} must hold exactly one graph and one operator set import")
-    for field in reader.fields(graphs[0]):
-        _allow(field, _GRAPH_ALLOWED, what, "graph")
-        if field.number == _GRAPH_NODE:
-            _check_node(reader, _message(field, what), what)
-        elif field.number == _GRAPH_INITIALIZER:
-            _check_tensor(reader, _message(field, what), what)
+    _check_nodes(reader, graphs[0], what)
     return versions[0]
 
 
@@ -411,25 +408,87 @@ def _check_domain(domain: bytes, what: str) -> None:
         )
 
 
-def _check_node(reader: Reader, body: memoryview, what: str) -> None:
-    for field in reader.fields(body):
-        _allow(field, _NODE_ALLOWED, what, "node")
-        if field.number == _NODE_DOMAIN:
-            _check_domain(bytes(_message(field, what)), what)
-        elif field.number == _NODE_ATTRIBUTE:
-            for part in reader.fields(_message(field, what)):
-                if part.number in _ATTRIBUTE_GRAPHS:
-                    raise TaskError(f"{what} uses control flow (If, Loop, Scan), whose time has no bound")
-                _allow(part, _ATTRIBUTE_ALLOWED, what, "attribute")
-                if part.number in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
-                    _check_tensor(reader, _message(part, what), what)
+def _check_nodes(reader: Reader, graph: memoryview, what: str, *, is_body: bool = False) -> None:
+    """Check the nodes and constants of a graph, or of a Scan's body, which has no Scan itself."""
+    loops, lengths = [], dict[bytes, int]()
+    for field in reader.fields(graph):
+        _allow(field, _GRAPH_ALLOWED, what, "graph")
+        if field.number == _GRAPH_NODE:
+            operator, inputs, attributes = _check_node(reader, _message(field, what), what)
+            if operator == b"Scan" or any(each.body is not None for each in attributes):
+                loops.append((operator, inputs, attributes))
+        elif field.number == _GRAPH_INITIALIZER:
+            name, length = _check_tensor(reader, _message(field, what), what)
+            lengths[name] = max(length, lengths.get(name, 0))
+    for operator, inputs, attributes in loops:
+        values = {each.name: each for each in attributes}
+        body, count = (values.get(name, _Attribute()) for name in (b"body", b"num_scan_inputs"))
+        # No third attribute: neither other axes nor other directions.
+        if is_body or operator != b"Scan" or len(attributes) != 2 or body.body is None or count.body is not None:
+            raise TaskError(f"{what} uses control flow (If, Loop, a Scan in another form), whose time has no bound")
+        rows = inputs[-count.integer :] if count.integer > 0 else []
+        # ONNX has all of them equally long.
+        if not any(0 < lengths.get(name, 0) <= MAX_STEPS for name in rows):
+            raise TaskError(
+                f"{what} has a Scan without a constant input that tells its steps, 1 to {MAX_STEPS}",
+                hint="shorten the sequences, and compile the task again",
+            )
+        _check_nodes(reader, body.body, what, is_body=True)
 
 
-def _check_tensor(reader: Reader, body: memoryview, what: str) -> None:
-    for field in reader.fields(body):
-        external = field.number == _TENSOR_EXTERNAL
-        if external or (field.number == _TENSOR_LOCATION and (field.wire_type != VARINT or field.value != 0)):
+class _Attribute(NamedTuple):
+    """An attribute's name, and its value if it is an integer or a graph."""
+
+    name: bytes = b""
+    integer: int = 0
+    body: memoryview | None = None
+
+
+def _check_node(reader: Reader, node: memoryview, what: str) -> tuple[bytes, list[bytes], list[_Attribute]]:
+    """Check a node but for a graph of its own; return its operator, inputs and attributes."""
+    operator, inputs, attributes = b"", list[bytes](), list[_Attribute]()
+    for part in reader.fields(node):
+        _allow(part, _NODE_ALLOWED, what, "node")
+        if part.number == _NODE_DOMAIN:
+            _check_domain(bytes(_message(part, what)), what)
+        elif part.number == _NODE_INPUT:
+            inputs.append(bytes(part.body))
+        elif part.number == _NODE_OPERATOR:
+            operator = bytes(part.body)
+        elif part.number == _NODE_ATTRIBUTE:
+            attributes.append(_check_attribute(reader, _message(part, what), what))
+    return operator, inputs, attributes
+
+
+def _check_attribute(reader: Reader, attribute: memoryview, what: str) -> _Attribute:
+    found = _Attribute()
+    for part in reader.fields(attribute):
+        _allow(part, _ATTRIBUTE_ALLOWED, what, "attribute")
+        if part.number in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
+            _check_tensor(reader, _message(part, what), what)
+        elif part.number == _ATTRIBUTE_GRAPH and found.body is not None:  # protobuf would merge the two
+            raise TaskError(f"{what} has an attribute with two graphs")
+        elif part.number == _ATTRIBUTE_GRAPH:
+            found = found._replace(body=_message(part, what))
+        elif part.number == _ATTRIBUTE_NAME:
+            found = found._replace(name=bytes(part.body))
+        elif part.number == _ATTRIBUTE_INTEGER:
+            found = found._replace(integer=signed(part.value))
+    return found
+
+
+def _check_tensor(reader: Reader, tensor: memoryview, what: str) -> tuple[bytes, int]:
+    """Check a tensor; return its name and its length along the first dimension."""
+    name, shape = b"", list[int]()
+    for part in reader.fields(tensor):
+        external = part.number == _TENSOR_EXTERNAL
+        if external or (part.number == _TENSOR_LOCATION and (part.wire_type != VARINT or part.value != 0)):
             raise TaskError(
                 f"{what} stores a tensor in another file", hint="task graphs contain their constants themselves"
             )
-        _allow(field, _TENSOR_ALLOWED, what, "tensor")
+        _allow(part, _TENSOR_ALLOWED, what, "tensor")
+        if part.number == _TENSOR_NAME:
+            name = bytes(part.body)
+        elif part.number == _TENSOR_DIMS and not shape:
+            shape = list(reader.integers(part))[:1]
+    return name, shape[0] if shape else 0

@@ -126,7 +126,7 @@ class _Links:
         self._makers = {name: at for at, node in enumerate(self.nodes) for name in node.outputs if name}
         self._readers: defaultdict[str, list[int | None]] = defaultdict(list)
         for at, node in enumerate(self.nodes):
-            for name in node.inputs:
+            for name in node.reads:
                 self._readers[name].append(at)
         for each in contents.outputs:
             self._readers[each.name].append(None)

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from shoal.errors import TaskError
 from shoal.task import onnx_graph
 from shoal.task.onnx_contents import TensorType, read_graph
+from tests.helpers.scans import scan
 from tests.helpers.tasks import graph, logistic_models
 
 FLOAT = TensorProto.FLOAT
@@ -168,3 +169,10 @@ def test_forbidden_graph_is_not_read():
     made.opset_import.add(domain="evil", version=1)
     with pytest.raises(TaskError, match="operator domain"):
         read(made)
+
+
+def test_body_of_a_scan_is_read():
+    """With the values around it that it uses."""
+    (node,) = read(scan()).nodes
+    assert [n.operator for n in node.attributes["body"].nodes] == ["Mul", "Add", "Identity"]
+    assert (node.captured, node.reads) == (("k",), ("h0", "x", "ticks", "k"))

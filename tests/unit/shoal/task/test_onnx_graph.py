@@ -9,8 +9,9 @@ from onnx import TensorProto, helper
 
 from shoal.errors import TaskError
 from shoal.task import onnx_graph as onnx_wire
-from shoal.task.onnx_graph import check_graph, encode_bytes, encode_length, encode_varint
-from tests.helpers.tasks import graph, logistic_models
+from shoal.task.onnx_graph import MAX_STEPS, check_graph, encode_bytes, encode_length, encode_varint
+from tests.helpers.scans import body, scan
+from tests.helpers.tasks import constant, graph, logistic_models
 
 
 def small(nodes=None, **extra):
@@ -60,10 +61,65 @@ def test_external_attribute_is_refused():
 
 
 def test_control_flow_is_refused():
-    body = small().graph
-    model = small([helper.make_node("If", ["x"], ["y"], then_branch=body, else_branch=body)])
+    inner = small().graph
+    model = small([helper.make_node("Loop", ["x"], ["y"], body=inner)])
     with pytest.raises(TaskError, match="control flow"):
         check_graph(model.SerializeToString(), "g")
+
+
+def test_scan_of_known_length_passes():
+    assert check_graph(scan(MAX_STEPS).SerializeToString(), "g") == 20
+
+
+NESTED = body(extra=[helper.make_node("Scan", ["h", "row"], ["a", "b"], body=body(), num_scan_inputs=1)])
+LONG = constant("ticks", np.zeros((MAX_STEPS + 1, 0), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (scan(MAX_STEPS + 1), "constant input that tells its steps"),
+        (scan(0), "constant input that tells its steps"),
+        (scan(num_scan_inputs=0), "constant input that tells its steps"),
+        (scan(num_scan_inputs=-1), "constant input that tells its steps"),
+        (scan(ticks=constant("other", np.zeros((3, 0), np.float32))), "constant input that tells its steps"),
+        (scan(scan_input_axes=[1, 1]), "control flow"),
+        (scan(scan_input_directions=[1, 0]), "control flow"),
+        (scan(around=NESTED), "control flow"),
+        (scan(other=body()), "control flow"),
+        (scan(num_scan_inputs=body()), "control flow"),
+    ],
+)
+def test_scan_of_unknown_time_is_refused(model, message):
+    with pytest.raises(TaskError, match=message):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_longer_of_two_constants_counts():
+    """Of two constants or attributes with one name an executor may take either."""
+    model = scan(3)
+    model.graph.initializer.insert(0, LONG)
+    with pytest.raises(TaskError, match="tells its steps"):
+        check_graph(model.SerializeToString(), "g")
+    model = scan(3)
+    model.graph.node[0].attribute.append(helper.make_attribute("num_scan_inputs", 1))
+    with pytest.raises(TaskError, match="control flow"):
+        check_graph(model.SerializeToString(), "g")
+
+
+def test_two_graphs_in_one_attribute():
+    """Protobuf would merge them."""
+    inner = body().SerializeToString()
+    attribute = encode_bytes(6, inner) + encode_bytes(6, inner)
+    node = encode_bytes(1, encode_bytes(5, attribute))
+    with pytest.raises(TaskError, match="two graphs"):
+        check_graph(encode_bytes(7, node) + encode_bytes(8, b"\x10\x14"), "g")
+
+
+def test_body_of_a_scan_is_checked():
+    custom = body(extra=[helper.make_node("Relu", ["h"], ["z"], domain="com.microsoft")])
+    with pytest.raises(TaskError, match="operator domain"):
+        check_graph(scan(around=custom).SerializeToString(), "g")
 
 
 def test_local_functions_are_refused():

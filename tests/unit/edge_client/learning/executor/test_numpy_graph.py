@@ -15,6 +15,7 @@ from edge_client.learning.executor.base import Graph
 from edge_client.learning.executor.numpy_graph import NumpyExecutor
 from shoal.errors import TaskError
 from tests.helpers.executors import executors
+from tests.helpers.scans import body, scan
 from tests.helpers.tasks import constant, graph, logistic_models, samples
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -98,6 +99,52 @@ def test_a_value_is_freed_after_its_last_use(monkeypatch):
     executor = made([NODE("Exp", [a], [b]) for a, b in pairwise(names)])
     executor.run({"x": np.zeros((1, 2), np.float32)})
     assert max(most) == 2
+
+
+RELU = NODE("Relu", ["h"], ["stacked"])
+
+
+def looped(n=2, steps=3):
+    rng = np.random.default_rng(n)
+    return {"h0": rng.standard_normal(n).astype(np.float32), "x": rng.standard_normal((steps, n)).astype(np.float32)}
+
+
+def test_scan_gives_what_onnx_runtime_gives():
+    ort, ours = executors(scan().SerializeToString())
+    for expected, found in zip(ort.run(looped()), ours.run(looped()), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scan_of_another_length_is_refused():
+    """By both: the constant that tells the steps bounds the time."""
+    for executor in executors(scan(3).SerializeToString()):
+        with pytest.raises(TaskError, match=r"grad\.onnx"):
+            executor.run(looped(steps=4))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (scan(num_scan_inputs=3), "not one length"),
+        (
+            scan(around=body([NODE("Concat", ["h", "row"], ["next"], axis=0), RELU])),
+            "form of a state",
+        ),
+        (scan(around=body([NODE("Relu", ["no"], ["next"]), RELU])), "uses 'no'"),
+        (scan(around=body([NODE("Conv", ["h", "k"], ["next"]), RELU])), "operator 'Conv'"),
+    ],
+)
+def test_false_scan_is_refused(model, message):
+    with pytest.raises(TaskError, match=rf"^grad\.onnx can't be computed with numpy: .*{message}"):
+        NumpyExecutor(Graph("grad", model.SerializeToString())).run(looped())
+
+
+def test_outputs_of_all_steps_have_a_limit(monkeypatch):
+    """Before memory is taken."""
+    executor = NumpyExecutor(Graph("grad", scan(50).SerializeToString()))
+    monkeypatch.setattr(numpy_graph, "MAX_LIVE_BYTES", 300)
+    with pytest.raises(TaskError, match="Scan: the outputs of 50 steps take more than 300 bytes"):
+        executor.run(looped(steps=50))
 
 
 @pytest.mark.parametrize(
