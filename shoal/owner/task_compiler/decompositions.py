@@ -1,6 +1,6 @@
 """Backward formulas that ONNX has no operator for, written as operators it has.
 
-torch's core decompositions leave five backward operators of common layers; each is a linear map, so its transpose can
+torch's core decompositions leave the backward operators of common layers; each is a linear map, so its transpose can
 be written as a convolution, a scatter or a matrix product.
 """
 
@@ -28,6 +28,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     decompositions[aten._adaptive_avg_pool2d_backward.default] = adaptive_avg_pool_backward
     decompositions[aten.embedding_dense_backward.default] = embedding_backward
     decompositions[aten.empty_permuted.default] = empty_permuted
+    decompositions[aten.select_backward.default] = select_backward
     return decompositions
 
 
@@ -44,19 +45,17 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a plain or grouped convolution.
+    """Gradients of a convolution, plain, grouped or transposed.
 
-    With respect to the input: the transposed convolution of ``grad``. With respect to the weight: the convolution of
-    input and ``grad`` with batch and channel axes swapped, stride and dilation exchanged; the samples of each group
-    of input channels are the channels of that group.
+    With respect to the input: the convolution of ``grad`` that is transposed if this one is not. With respect to the weight: the
+    convolution of input and ``grad`` with batch and channel axes swapped, stride and dilation exchanged; the samples of
+    each group of input channels are the channels of that group. In a transposed one input and ``grad`` change places.
 
     Shapes:
         grad: shape (n, c_out, *spatial_out), float32.
         x: shape (n, c_in, *spatial).
-        weight: shape (c_out, c_in / groups, *kernel).
+        weight: shape (c_out, c_in / groups, *kernel); transposed (c_in, c_out / groups, *kernel).
     """
-    if transposed:
-        raise TaskError("a transposed convolution can't be compiled", hint="use Upsample and a plain convolution")
     rank = weight.ndim - 2
     zeros = [0] * rank
     grad_x = grad_weight = grad_bias = None
@@ -65,14 +64,15 @@ def convolution_backward(
             (grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (weight.shape[2 + i] - 1) + 1
             for i in range(rank)
         ]
-        rest = [x.shape[2 + i] - reach[i] for i in range(rank)]
-        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
+        rest = zeros if transposed else [x.shape[2 + i] - reach[i] for i in range(rank)]
+        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, rest, groups)
     if mask[1]:
-        samples, channels, spatial = x.shape[0], weight.shape[1], x.shape[2:]
-        by_channel = x.reshape(samples, groups, channels, *spatial).permute(2, 1, 0, *range(3, 3 + rank))
+        wide, narrow = (grad, x) if transposed else (x, grad)
+        samples, channels, spatial = x.shape[0], weight.shape[1], wide.shape[2:]
+        by_channel = wide.reshape(samples, groups, channels, *spatial).permute(2, 1, 0, *range(3, 3 + rank))
         by_channel = by_channel.reshape(channels, groups * samples, *spatial)
         swapped = aten.convolution(
-            by_channel, grad.transpose(0, 1), None, dilation, padding, stride, False, zeros, groups
+            by_channel, narrow.transpose(0, 1), None, dilation, padding, stride, False, zeros, groups
         )
         grad_weight = swapped.transpose(0, 1)
         for axis in range(2, 2 + rank):  # a stride that does not divide the input leaves surplus taps
@@ -190,3 +190,15 @@ def embedding_backward(grad: Tensor, indices: Tensor, rows: int, padding_idx: in
 def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **options: Any) -> Tensor:  # noqa: ARG001
     """Return zeros: memory that is written before it is read, in an order that a graph doesn't have."""
     return torch.zeros(size, dtype=options.get("dtype"))
+
+
+def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    """Return zeros of shape ``sizes`` with ``grad`` at ``index`` of an axis: joined, as torch's own mask grows with the axis.
+
+    Shapes:
+        grad: shape ``sizes`` without the axis.
+    """
+    axis = dim % len(sizes)
+    index %= sizes[axis]
+    before, after = (grad.new_zeros([*sizes[:axis], n, *sizes[axis + 1 :]]) for n in (index, sizes[axis] - index - 1))
+    return torch.cat([before, grad.unsqueeze(axis), after], axis)

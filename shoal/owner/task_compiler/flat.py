@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from shoal.task.manifest import Parameter
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class _Lowered(TorchFunctionMode):
-    """Write linear layers as matrix products: torch folds the batch of more than two axes into a number, and fixes it so."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        return _linear(*args, **kwargs) if func is functional.linear else func(*args, **kwargs)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = x @ weight.t()
-    return product if bias is None else product + bias
 
 
 class FlatModel:
@@ -53,19 +37,10 @@ class FlatModel:
         self._layout = tuple(layout)
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return the module's outputs at ``theta`` (d,) for x (n, ...), both float32 or both float64."""
+        """Return the module's outputs at ``theta`` (d,) float32 for x (n, ...)."""
         parts = torch.split(theta, [p.length for p in self._layout])
         values = {p.name: part.view(p.shape) for p, part in zip(self._layout, parts, strict=True)}
-        with _Lowered():
-            result: Tensor = functional_call(self._model, _constants(self._model, theta.dtype) | values, (x,))
-        return result
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss () of outputs in the unit that the module is trained on."""
-        if isinstance(self._loss, nn.Module):
-            result: Tensor = functional_call(self._loss, _constants(self._loss, outputs.dtype), (outputs, labels))
-            return result
-        return self._loss(outputs, labels)
+        return _called(self._model, values, x)
 
     def everything(self, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return mean loss (), correct () int64, gradient (d,), outputs (n, ...) in the units of y."""
@@ -73,7 +48,7 @@ class FlatModel:
 
         def objective(vector: Tensor) -> tuple[Tensor, Tensor]:
             outputs = self.outputs(vector, x)
-            return self.loss(outputs, labels), outputs
+            return self._loss(outputs, labels), outputs
 
         gradient, (loss, outputs) = grad_and_value(objective, has_aux=True)(theta)
         if self._target is not None:
@@ -82,10 +57,24 @@ class FlatModel:
         return loss, correct, gradient, outputs
 
 
-def _constants(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the floating-point buffers and frozen parameters of a module in ``dtype``, by name."""
-    named = [*module.named_buffers(), *((name, p) for name, p in module.named_parameters() if not p.requires_grad)]
-    return {name: value.detach().to(dtype) for name, value in named if value.is_floating_point()}
+def _called(module: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the module's result with ``values`` for its parameters.
+
+    A parameter that is in several places has its value in each of them, and the module has its own afterwards: torch's own way
+    with shared tensors leaves a module that is used twice without its parameter.
+    """
+    found = {id(p): values[name] for name, p in module.named_parameters() if name in values}
+    taken = {
+        name: found[id(parameter)]
+        for prefix, each in module.named_modules()
+        for name, parameter in each.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        if id(parameter) in found
+    }
+    result: Tensor = functional_call(module, taken, (x,), tie_weights=False)
+    for each in module.modules():
+        if isinstance(each, nn.RNNBase):
+            each._init_flat_weights()  # they have a list of their parameters, renewed only by the next call
+    return result
 
 
 def flatten(model: nn.Module, layout: Sequence[Parameter]) -> Tensor:

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.owner.task_compiler.decompositions import table
 from shoal.owner.task_compiler.flat import FlatModel
+from shoal.owner.task_compiler.lowered import Lowered
 
 OPSET: Final = 20
 MAX_BATCH: Final = 1 << 20
@@ -59,7 +60,7 @@ def trace(flat: FlatModel, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
         return flat.everything(theta, x, y)
 
     # A fused LSTM and fused attention have no decomposition.
-    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), Lowered():
         return make_fx(function, tracing_mode="symbolic", decomposition_table=table())(*fakes)
 
 
@@ -94,6 +95,7 @@ def extract(whole: onnx.ModelProto, name: str) -> bytes:
             continue
         nodes.append(node)
         needed.update(node.input)
+        needed.update(name for loop in _bodies(node) for inner in loop.node for name in inner.input)
     model = onnx.ModelProto(ir_version=min(whole.ir_version, 10), producer_name="shoal")
     model.opset_import.add(domain="", version=OPSET)
     model.graph.name = name
@@ -103,8 +105,9 @@ def extract(whole: onnx.ModelProto, name: str) -> bytes:
             kept.domain = node.domain
         kept.input.extend(node.input)
         used = max(i for i, output in enumerate(node.output) if output in needed)
-        kept.output.extend(node.output[: used + 1])  # without unused optional outputs, such as a pool's indices
-        kept.attribute.extend(node.attribute)
+        # Without unused optional outputs, such as a pool's indices; those of a loop are its body's.
+        kept.output.extend(node.output if _bodies(node) else node.output[: used + 1])
+        kept.attribute.extend(each for each in node.attribute if not each.name.endswith("_directions"))  # all forward
     for initializer in whole.graph.initializer:
         if initializer.name in needed:
             tensor = model.graph.initializer.add()
@@ -119,23 +122,39 @@ def extract(whole: onnx.ModelProto, name: str) -> bytes:
         for wanted_name in wanted:
             value = target.add(name=wanted_name)
             value.type.CopyFrom(by_name[wanted_name].type)
-            for dimension in value.type.tensor_type.shape.dim:
-                if dimension.dim_param:
-                    dimension.dim_param = "B"
     _shorten(model, {*inputs, *outputs})
     body: bytes = model.SerializeToString(deterministic=True)
     return body
 
 
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the body of a loop, or nothing."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
 def _shorten(model: onnx.ModelProto, keep: set[str]) -> None:
-    """Rename every intermediate value to a short running name."""
+    """Rename every intermediate value to a short running name, and call the batch B everywhere."""
     names: dict[str, str] = {name: name for name in keep} | {"": ""}
 
     def short(name: Any) -> str:
         return names.setdefault(name, f"v{len(names):x}")
 
-    for tensor in model.graph.initializer:
-        tensor.name = short(tensor.name)
-    for node in model.graph.node:
-        node.input[:] = [short(name) for name in node.input]
-        node.output[:] = [short(name) for name in node.output]
+    def shorten(graph: onnx.GraphProto) -> None:
+        del graph.value_info[:]
+        for value in (*graph.input, *graph.output):
+            value.name = short(value.name)
+            for dimension in value.type.tensor_type.shape.dim:
+                if dimension.dim_param:
+                    dimension.dim_param = "B"
+        for tensor in graph.initializer:
+            tensor.name = short(tensor.name)
+        for node in graph.node:
+            for loop in _bodies(node):
+                loop.name = "body"
+                shorten(loop)
+            node.name = ""
+            del node.metadata_props[:]
+            node.input[:] = [short(name) for name in node.input]
+            node.output[:] = [short(name) for name in node.output]
+
+    shorten(model.graph)

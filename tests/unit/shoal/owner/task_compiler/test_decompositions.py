@@ -15,6 +15,7 @@ from shoal.owner.task_compiler.decompositions import (
     convolution_backward,
     embedding_backward,
     max_pool2d_backward,
+    select_backward,
     table,
 )
 
@@ -80,11 +81,30 @@ def test_unwanted_gradients_are_skipped():
     assert [g is None for g in convolution_backward(grad, x, w, *rest, [True, False, True])] == [False, True, False]
 
 
-def test_transposed_convolution_is_refused():
-    x, w = torch.randn(2, 4, 5), torch.randn(4, 2, 3)
-    with pytest.raises(TaskError, match="a transposed convolution can't be compiled") as caught:
-        convolution_backward(x, x, w, None, [1], [0], [1], True, [0], 1, [True] * 3)
-    assert "Upsample" in caught.value.hint
+@pytest.mark.parametrize(
+    ("rank", "stride", "padding", "extra", "dilation", "groups"),
+    [(1, 2, 1, 1, 1, 1), (2, 2, 0, 0, 1, 1), (2, 2, 1, 1, 1, 3), (2, 3, 1, 1, 2, 1), (2, 3, 2, 2, 1, 3)],
+)
+def test_transposed_formula_matches_autograd(rank, stride, padding, extra, dilation, groups):
+    x = torch.randn(2, 6, *[5, 4][:rank], requires_grad=True)
+    w = torch.randn(6, 9 // groups, *[3, 4][:rank], requires_grad=True)
+    conv = getattr(functional, f"conv_transpose{rank}d")
+    out = conv(x, w, None, stride, padding, extra, groups, dilation)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    three = [[value] * rank for value in (stride, padding, dilation)]
+    found = convolution_backward(grad, x, w, None, *three, True, [extra] * rank, groups, [True, True, False])
+    torch.testing.assert_close(found[0], x.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1], w.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "index"), [(0, 0), (1, 2), (1, -1), (-1, -2)])
+def test_selection_formula_matches_autograd(dim, index):
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    out = x.select(dim, index)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(select_backward(grad, [2, 3, 4], dim, index), x.grad)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.owner.task_compiler import compile as compile_
 from shoal.owner.task_compiler.builtin import cross_entropy
 from shoal.owner.task_compiler.flat import FlatModel, flatten
 from shoal.task.manifest import Parameter
@@ -91,3 +92,18 @@ def test_vector_of_another_length_is_refused(model, batch, length):
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
     with pytest.raises(RuntimeError, match="split"):
         flat.outputs(torch.zeros(length), batch[0])
+
+
+def test_shared_layers_keep_their_parameters(batch):
+    """A layer that is used twice and a parameter of two layers have their value in each place, and are untouched afterwards."""
+    torch.manual_seed(0)
+    twice, tied = nn.Linear(4, 4), nn.Linear(4, 4)
+    tied.weight = twice.weight
+    model = nn.Sequential(twice, twice, nn.BatchNorm1d(4).eval(), tied, nn.Linear(4, 3))
+    before, layout = dict(model.named_parameters(remove_duplicate=False)), compile_.layout(model)
+    flat, theta = FlatModel(model, cross_entropy, layout, counts=True), flatten(model, layout)
+    _, _, gradient, _ = flat.everything(theta, *batch)
+    assert dict(model.named_parameters(remove_duplicate=False)) == before
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(gradient, expected)
