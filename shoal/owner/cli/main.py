@@ -286,6 +286,7 @@ def compile_(
     else:
         from shoal.owner.task_compiler.builtin import build, load_user, sizes_of
         from shoal.owner.task_compiler.compile import compile_task
+        from shoal.owner.task_compiler.layers import untrained_statistics
         from shoal.owner.task_compiler.selfcheck import lite_words
 
         if ":" not in source:
@@ -304,6 +305,8 @@ def compile_(
                 data=data,
             )
         write_signed(bundle, Source(source, options), fleet.owner, out)
+        if doubt := untrained_statistics(made.model):
+            note(doubt)
         words = lite_words(bundle)
     graphs = sum(map(len, (bundle.score, bundle.grad, bundle.predict)))
     if json:

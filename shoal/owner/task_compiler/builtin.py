@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,9 @@ def lstm(
     return TaskSource(model, cross_entropy, example, "sequence", LocalTraining(lr=1.0, clip=5.0))
 
 
+STORED_MODELS: Final = frozenset({".onnx", ".pt", ".pth", ".keras", ".h5", ".tflite", ".pb", ".safetensors", ".ckpt"})
+"""Endings of files that hold a model without its source."""
+
 BUILTIN: Mapping[str, Callable[..., TaskSource]] = {
     "linear": linear,
     "logistic": logistic,
@@ -176,6 +179,12 @@ def build(name: str, **options: int | bool) -> TaskSource:
 
 def _maker(name: str) -> Callable[..., Any]:
     maker = BUILTIN.get(name) or load_extension(TASKS_GROUP, name)
+    if maker is None and Path(name).suffix in STORED_MODELS:
+        raise TaskError(
+            f"{name!r} is a stored model, and a task is compiled from source in torch",
+            hint="write a function in a file.py that makes the module, loads its weights with load_state_dict, and returns "
+            "(model, loss, example, kind); then give file.py:function",
+        )
     if maker is None:
         names = (*BUILTIN, *extension_names(TASKS_GROUP))
         raise TaskError(

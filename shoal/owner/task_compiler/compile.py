@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import TaskError
-from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_unsupported, trained
+from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_stateful, trained
 from shoal.owner.task_compiler.quiet import quiet
 from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
@@ -62,16 +62,19 @@ def compile_task(
         TaskError: the model can't be compiled (names the layer and a replacement), or its results differ from torch's.
     """
     telemetry.switch_off()  # torch's exporter may import ONNX Runtime by itself
-    refuse_unsupported(model)
+    from shoal.owner.task_compiler.graphs import OPSET
+
+    refuse_stateful(model)
     parameters = layout(model, shared, private)
     hyper = hyper or LocalTraining()
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(_SEED)
         x, y = _samples(example, _TRACE_BATCH)
         outputs = _outputs(model, x)
+        _check_outputs(outputs, y, kind)
         manifest = TaskManifest(
             name=name,
-            opset=_opset(),
+            opset=OPSET,
             kind=kind,
             parameters=parameters,
             input=TensorSpec(tuple(x.shape[1:]), _dtype(x, "x"), embedding_limit(model, x)),
@@ -82,7 +85,6 @@ def compile_task(
             predict_digest=_EMPTY,
             data=data,
         )
-        _check_outputs(outputs, y, kind)
         _check_loss(loss, outputs, y)
         refuse_random(model, x)
         return _build(model, loss, example, manifest, (x, y))
@@ -168,12 +170,6 @@ def _build(
     return bundle
 
 
-def _opset() -> int:
-    from shoal.owner.task_compiler.graphs import OPSET
-
-    return OPSET
-
-
 def _dtype(tensor: Tensor, what: str) -> str:
     names = {torch.float32: "float32", torch.int64: "int64"}
     if tensor.dtype not in names:
@@ -191,7 +187,8 @@ def _samples(example: Example, n: int) -> tuple[Tensor, Tensor]:
     ):
         raise TaskError(
             "example(n) must return tensors (x, y) whose first dimension is n",
-            hint="for a model that reconstructs its input, return x, x",
+            hint="for a model that reconstructs its input, return x, x; join several inputs to one with torch.cat, and cut "
+            "it in forward",
         )
     return pair[0].clone(), pair[1].clone()
 
@@ -203,7 +200,10 @@ def _outputs(model: nn.Module, x: Tensor) -> Tensor:
         except Exception as error:  # any failure of the user's own forward
             raise TaskError(f"the model fails on its own example: {str(error)[:300]}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim == 0 or len(outputs) != len(x):
-        raise TaskError("the model must return one tensor whose first dimension is the batch")
+        raise TaskError(
+            "the model must return one tensor whose first dimension is the batch",
+            hint="join several outputs to one tensor with torch.cat, and cut it in the loss",
+        )
     return outputs
 
 
@@ -211,12 +211,27 @@ def _check_outputs(outputs: Tensor, y: Tensor, kind: Kind) -> None:
     expected = tuple(y.shape) if kind == "regression" else (*y.shape, outputs.shape[-1])
     if tuple(outputs.shape) != expected:
         raise TaskError(
-            f"a {kind} model with labels {tuple(y.shape[1:])} must return {expected[1:]} a sample, not {tuple(outputs.shape[1:])}"
+            f"a {kind} model with labels {tuple(y.shape[1:])} must return {expected[1:]} a sample, "
+            f"not {tuple(outputs.shape[1:])}",
+            hint=_shape_hint(outputs, y, kind),
         )
     if kind != "regression" and int(y.max()) >= outputs.shape[-1]:
-        raise TaskError(f"example draws label {int(y.max())}, the model has {outputs.shape[-1]} classes")
+        raise TaskError(
+            f"example draws label {int(y.max())}, the model has {outputs.shape[-1]} classes",
+            hint="a model with one output a sample is of kind 'regression', with y as float32 of the outputs' shape"
+            if outputs.shape[-1] == 1
+            else "labels count from 0",
+        )
     if not math.isfinite(float(np.sum(outputs.numpy(), dtype=np.float64))):
         raise TaskError("the model's outputs on its own example are not finite")
+
+
+def _shape_hint(outputs: Tensor, y: Tensor, kind: Kind) -> str:
+    if kind == "regression":
+        return "give y the outputs' shape: y.unsqueeze(-1), with .expand(-1, k) for k quantiles; its loss may be any function"
+    if outputs.ndim == y.ndim:
+        return "several labels a sample, or one output, are of kind 'regression': y as float32 and BCEWithLogitsLoss"
+    return "a label for each pixel or step is of kind 'sequence': outputs.flatten(2).transpose(1, 2) and y.flatten(1)"
 
 
 def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:

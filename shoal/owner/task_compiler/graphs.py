@@ -152,7 +152,7 @@ def _shorten(model: onnx.ModelProto, keep: set[str]) -> None:
             for loop in _bodies(node):
                 loop.name = "body"
                 shorten(loop)
-            node.name = ""
+            node.ClearField("name")
             del node.metadata_props[:]
             node.input[:] = [short(name) for name in node.input]
             node.output[:] = [short(name) for name in node.output]

@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,20 +15,7 @@ from shoal.errors import TaskError, text_of
 
 _RANDOM: Final = re.compile(r"rand|bernoulli|dropout|multinomial|normal_functional|uniform|exponential")
 _OPERATOR: Final = re.compile(r"aten[.:]+(\w+)")
-_ESCAPE_HINT: Final = (
-    "replace that layer; Linear, Conv, MaxPool, AvgPool, LayerNorm, GroupNorm, LSTM and GRU are known to work"
-)
-
-
-def refuse_unsupported(model: nn.Module) -> None:
-    """Raise TaskError for the first layer that can't be compiled, or is unsuitable for federated learning."""
-    refuse_stateful(model)
-    for name, layer in model.named_modules():
-        kind = type(layer).__name__
-        if isinstance(layer, _ConvTransposeNd):
-            raise TaskError(
-                f"layer {name!r} ({kind}) is a transposed convolution", hint="use Upsample and a plain convolution"
-            )
+_ESCAPE_HINT: Final = "replace that layer or function; docs/operator/which-models.md lists what is known to work"
 
 
 def refuse_stateful(model: nn.Module) -> None:
@@ -53,6 +39,22 @@ def refuse_stateful(model: nn.Module) -> None:
             )
 
 
+def untrained_statistics(model: nn.Module) -> str:
+    """Return a note on frozen batch normalisation that still has the statistics from before training; empty without any."""
+    named = [
+        f"{name!r} ({type(layer).__name__})"
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and not layer.training and layer.running_mean is not None
+        if not layer.running_mean.any() and layer.running_var is not None and set(layer.running_var.tolist()) == {1.0}
+    ]
+    if not named:
+        return ""
+    return (
+        f"layer {named[0]}{f' and {len(named) - 1} more' if named[1:] else ''}: frozen with mean 0 and variance 1, the values "
+        "before training, so it normalises nothing; load trained weights with their statistics, or use GroupNorm"
+    )
+
+
 def refuse_random(model: nn.Module, x: Tensor) -> None:
     """Raise TaskError if a forward pass draws random numbers: a compiled graph is a function of its inputs alone.
 
@@ -61,6 +63,11 @@ def refuse_random(model: nn.Module, x: Tensor) -> None:
         x: example input, batch first.
     """
     for operator, layer in sorted(_users(model, x)):
+        if operator == "pack_padded_sequence":
+            raise TaskError(
+                f"layer {layer!r} packs sequences by their lengths, which a compiled graph can't",
+                hint="give the layer the padded sequences, and take the output at each one's end with gather",
+            )
         if _RANDOM.search(operator):
             raise TaskError(
                 f"layer {layer!r} draws random numbers ({operator}), perhaps by functional.dropout in its forward",
@@ -101,6 +108,16 @@ def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
         error: the exception that torch raised.
     """
     text = " ".join(str(part) for part in (error, error.__cause__, error.__context__) if part)
+    if "data-dependent" in text:
+        return TaskError(
+            "forward or the loss decides by the values of its input: an if, a loop, .item() or an index by a mask",
+            hint="write the choice for all samples at once: torch.where, or a product with the mask as numbers",
+        )
+    if "Constraints violated" in text:
+        return TaskError(
+            "forward or the loss fixes the number of samples, which differs from batch to batch",
+            hint="take it as x.shape[0], not as len(x) or a number, and leave it to -1 in a reshape",
+        )
     operators = list(dict.fromkeys(_OPERATOR.findall(text)))
     users = _users(model, x)
     for operator in operators:

@@ -177,3 +177,10 @@ def test_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
     )
     with pytest.raises(TaskError, match="has no option 'hidden'"):
         build("wide", hidden=3)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "models/model.keras", "model.pt"])
+def test_a_stored_model_has_its_own_hint(name):
+    with pytest.raises(TaskError, match="is a stored model, and a task is compiled from source in torch") as caught:
+        build(name)
+    assert "load_state_dict" in caught.value.hint

@@ -270,6 +270,26 @@ def test_models_that_are_no_task_are_refused(model, options, message):
 
 
 @pytest.mark.parametrize(
+    ("model", "y", "kind", "hint"),
+    [
+        (nn.Linear(4, 3), torch.zeros(8), "regression", "unsqueeze"),
+        (nn.Linear(4, 3), torch.zeros(8, 3, dtype=torch.int64), "classification", "BCEWithLogitsLoss"),
+        (nn.Linear(4, 1), torch.ones(8, dtype=torch.int64), "classification", "kind 'regression'"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (1, 2, 2))),
+            torch.zeros(8, 2, 2).long(),
+            "classification",
+            "y.flatten(1)",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_have_a_hint(model, y, kind, hint):
+    with pytest.raises(TaskError) as caught:
+        compile_task(model, squared_error, lambda n: (torch.ones(n, 4), y[:n]), name="t", kind=kind)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
     "answer", [torch.ones(8, 4), (torch.ones(8, 4),), (torch.ones(8, 4), 3), (torch.ones(7, 4), torch.ones(8))]
 )
 def test_example_needs_two_tensors(answer):

@@ -8,7 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.errors import TaskError
-from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_stateful, refuse_unsupported
+from shoal.owner.task_compiler.layers import (
+    blame,
+    embedding_limit,
+    refuse_random,
+    refuse_stateful,
+    untrained_statistics,
+)
 
 pytestmark = pytest.mark.torch
 X = torch.zeros(2, 4)
@@ -39,13 +45,12 @@ def around(layer):
             "tracks statistics while training",
             "track_running_stats=False",
         ),
-        (nn.ConvTranspose1d(4, 4, 1), r"layer '1' \(ConvTranspose1d\) is a transposed convolution", "Upsample"),
     ],
 )
 def test_unsupported_layer_is_named(layer, message, hint):
     """An unsupported layer is named with a replacement."""
     with pytest.raises(TaskError, match=message) as caught:
-        refuse_unsupported(around(layer))
+        refuse_stateful(around(layer))
     assert hint in caught.value.hint
 
 
@@ -64,18 +69,22 @@ def test_unsupported_layer_is_named(layer, message, hint):
 )
 def test_stateless_layer_is_not_refused(layer):
     """A frozen or stateless layer is not refused."""
-    refuse_unsupported(around(layer))
+    refuse_stateful(around(layer))
+
+
+def test_untrained_statistics_are_named():
+    """Frozen batch norm as it was made; not one that was trained, nor one that is refused anyway."""
+    frozen, trained = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).eval(), nn.BatchNorm1d(5).eval()
+    trained.running_mean += 0.1
+    assert untrained_statistics(nn.Sequential(nn.BatchNorm1d(4), trained)) == ""
+    note = untrained_statistics(nn.Sequential(frozen, nn.BatchNorm1d(5).eval()))
+    assert note.startswith("layer '0.1' (BatchNorm1d) and 1 more: frozen with mean 0 and variance 1")
 
 
 def test_inner_layer_has_its_whole_name():
     """A layer inside another is found by its whole name."""
     with pytest.raises(TaskError, match=r"layer 'block\.1' \(Dropout\)"):
         refuse_stateful(nn.ModuleDict({"block": around(nn.Dropout(0.5))}))
-
-
-def test_simulator_may_train_more():
-    """It shares only the refusal of layers with a state."""
-    refuse_stateful(around(nn.ConvTranspose1d(4, 4, 1)))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +178,18 @@ def test_first_line_without_an_operator():
     assert str(error).startswith("the model can't be compiled: too deep too deep")
     assert "second line" not in str(error)
     assert len(str(error)) < 350
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("Constraints violated (B)! For more", "x.shape[0]"),
+        ("Could not guard on data-dependent expression", "torch.where"),
+    ],
+)
+def test_causes_without_an_operator(text, hint):
+    """A fixed batch, and a choice by the values of x."""
+    assert hint in blame(POOL, IMAGE, RuntimeError(text)).hint
 
 
 def test_textless_error_has_its_class():

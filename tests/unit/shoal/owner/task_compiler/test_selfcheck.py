@@ -102,15 +102,16 @@ def test_each_difference_is_named(theta, model, message):
 
 
 class AtKinks(FlatModel):
-    """Rounds to another side of a kink in the float32 draws with these numbers."""
+    """Is on another side of a kink than its neighbours in the draws with these numbers."""
 
     def __init__(self, bad):
         super().__init__(Logistic(), cross_entropy, LAYOUT, counts=True)
-        self.bad, self.draws = bad, 0
+        self.bad, self.draws, self.own = bad, 0, None
 
     def everything(self, theta, x, y):
         loss, correct, gradient, outputs = super().everything(theta, x, y)
-        if theta.dtype == torch.float32:
+        self.own = theta if self.own is None else self.own
+        if theta is self.own:
             self.draws += 1
             gradient = gradient * (2.0 if self.draws - 1 in self.bad else 1.0)
         return loss, correct, gradient, outputs

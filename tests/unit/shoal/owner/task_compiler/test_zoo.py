@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parents[5] / "results" / "zoo.jsonl"
 USUAL = (
     "linear over time", "encoder layer", "tied language model", "multi-label", "loss class-weights", "depthwise",
     "frozen backbone", "lora", "autoencoder", "cnn silu", "conv1d depthwise", "attention function causal",
+    "lstm 200 steps, two directions", "u-net transposed",
 )  # fmt: skip
 """Each is another way of torch to write a model."""
 DRAWS, COUNTING = 8, 5
@@ -75,10 +76,11 @@ def measured(name):
     """Return the row of a model: coordinates, bytes of its gradient graph, CPU seconds to compile, gradient, executors."""
     torch.manual_seed(0)
     model, loss, example, kind = ZOO[name]()
-    reference = copy.deepcopy(model)
+    reference, own = copy.deepcopy(model), dict(model.named_parameters(remove_duplicate=False))
     begun = time.process_time()
     bundle = compile_task(model, loss, example, name="t", kind=kind)
     cpu_s = time.process_time() - begun
+    assert all(value is own[place] for place, value in model.named_parameters(remove_duplicate=False))
     theta = flatten(reference, bundle.manifest.parameters).numpy()
     error, counted = worst_gradient(reference, loss, example, bundle, theta)
     light, (x, y) = lite_model(bundle), example(32)

@@ -152,6 +152,31 @@ class Recurrent(nn.Module):
         return self.head(self.body(x)[0][:, -1])
 
 
+class Forecast(nn.Module):
+    """An LSTM whose last states begin another one, with a number for each of the steps to come."""
+
+    def __init__(self):
+        super().__init__()
+        self.past, self.future = (nn.LSTM(4, 16, 2, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        _, states = self.past(x[:, :20])
+        return self.head(self.future(x[:, 19:-1], states)[0])
+
+
+class OwnLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(8, 16), nn.Linear(16, 5)
+
+    def forward(self, x):
+        h = x.new_zeros(x.shape[0], 16)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+        return self.head(h)
+
+
 # ------------------------------------------------------------------------------------------------------ convolutional
 
 
@@ -178,6 +203,65 @@ def resnet18(norm=group_norm):
     for channels, out, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
         layers += [Residual(channels, out, stride, norm), Residual(out, out, 1, norm)]
     return pooled(*layers, width=512, n=10)
+
+
+class Next(nn.Module):
+    """ConvNeXt's block (Liu et al. 2022)."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.deep, self.norm = nn.Conv2d(channels, channels, 7, padding=3, groups=channels), nn.LayerNorm(channels)
+        self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+
+    def forward(self, x):
+        h = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        return x + self.down(F.gelu(self.up(h))).permute(0, 3, 1, 2)
+
+
+class UNet(nn.Module):
+    """One step down, ``up`` again, and the first features beside it."""
+
+    def __init__(self, up, width):
+        super().__init__()
+        self.first, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.last = up, nn.Sequential(nn.Conv2d(8 + width, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 1))
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        return self.last(torch.cat([h, self.up(F.relu(self.deep(F.max_pool2d(h, 2))))], 1))
+
+
+def segment(up, width):
+    def example(n):
+        return torch.randn(n, 3, 16, 16), (torch.rand(n, 1, 16, 16) > 0.5).float()
+
+    return UNet(up, width), nn.BCEWithLogitsLoss(), example, "regression"
+
+
+class Vision(nn.Module):
+    """A small vision transformer with a class token (Dosovitskiy et al. 2020)."""
+
+    def __init__(self, width=48):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 96, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.patches, self.body = nn.Conv2d(3, width, 8, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.token, self.place = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 17, width) * 0.02)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        h = torch.cat([self.token.expand(x.shape[0], -1, -1), self.patches(x).flatten(2).transpose(1, 2)], 1)
+        return self.head(self.norm(self.body(h + self.place))[:, 0])
+
+
+class Causal(nn.Module):
+    """A temporal convolution that sees the past alone, with weight norm (Bai et al. 2018)."""
+
+    def __init__(self, channels, out, dilation):
+        super().__init__()
+        self.pad, self.conv = 2 * dilation, weight_norm(nn.Conv1d(channels, out, 3, dilation=dilation))
+
+    def forward(self, x):
+        return F.relu(self.conv(F.pad(x, (self.pad, 0))))
 
 
 class Fire(nn.Module):
@@ -224,6 +308,21 @@ class Inverted(nn.Module):
 
     def forward(self, x):
         return x + self.body(x) if self.short else self.body(x)
+
+
+def efficientnet_b0():
+    """Return EfficientNet-B0 (Tan and Le 2019) in eval mode without dropout, five classes; its squeezes end in a hard sigmoid."""
+    rows = (
+        (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
+        (6, 3, 1, 320, 1),
+    )  # fmt: skip
+    layers, channels = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.SiLU()], 32
+    for expand, kernel, stride, out, count in rows:
+        for at in range(count):
+            step = 1 if at else stride
+            layers.append(Inverted(channels, kernel, expand * channels, out, True, nn.SiLU, step))
+            channels = out
+    return pooled(*layers, nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.SiLU(), width=1280).eval()
 
 
 def mobilenet_v3_small():
@@ -309,6 +408,45 @@ class Mixed(nn.Module):
         return self.body(torch.cat([x[:, :-1], self.embed(category)], 1))
 
 
+class Gated(nn.Module):
+    """A language model of today: rotated positions, RMS norm, gated feed-forward part, and the mask as a buffer."""
+
+    def __init__(self, width=32, heads=4, length=12):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(40, width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.gate, self.up, self.down = nn.Linear(width, 64), nn.Linear(width, 64), nn.Linear(64, width)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(3))
+        angle = torch.outer(torch.arange(length), 100.0 ** -torch.linspace(0, 1, width // heads // 2)).repeat(1, 2)
+        self.heads = heads
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+        self.register_buffer("mask", torch.ones(length, length).tril().bool())
+
+    def turned(self, x):
+        a, b = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-b, a], -1) * self.sin
+
+    def forward(self, x):
+        h = self.embed(x)
+        n, t, w = h.shape
+        q, k, v = (p.view(n, t, self.heads, -1).transpose(1, 2) for p in self.qkv(self.norms[0](h)).chunk(3, -1))
+        seen = (self.turned(q) @ self.turned(k).transpose(-1, -2) / 8**0.5).masked_fill(~self.mask, float("-inf"))
+        h = h + self.out((seen.softmax(-1) @ v).transpose(1, 2).reshape(n, t, w))
+        h = h + self.down(F.silu(self.gate(self.norms[1](h))) * self.up(self.norms[1](h)))
+        return self.norms[2](h) @ self.embed.weight.T
+
+
+class Pair(nn.Module):
+    """One encoder for both halves of x, which are to be near each other or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        return F.cosine_similarity(self.body(x[:, :10]), self.body(x[:, 10:]), dim=1).unsqueeze(1)
+
+
 class Heads(nn.Module):
     """Two heads on one body, side by side in one output."""
 
@@ -327,6 +465,20 @@ def autoencoder():
         return x, x
 
     return nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 32)), nn.MSELoss(), example, "regression"
+
+
+def picture_autoencoder():
+    def example(n):
+        x = torch.rand(n, 1, 28, 28)
+        return x, x
+
+    layers = [nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 3, 2, 1), nn.ReLU()]
+    layers += [nn.ConvTranspose2d(4, 8, 3, 2, 1, 1), nn.ReLU(), nn.ConvTranspose2d(8, 1, 3, 2, 1, 1), nn.Sigmoid()]
+    return nn.Sequential(*layers), nn.MSELoss(), example, "regression"
+
+
+def twice(layer):
+    return nn.Sequential(nn.Linear(20, 16), layer, nn.ReLU(), layer, nn.Linear(16, 5))
 
 
 def multilabel():
@@ -377,6 +529,8 @@ ZOO: dict[str, Entry] = {
     "layer norm": lambda: classify(nn.Sequential(nn.Linear(20, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5)), 20),
     "rms norm": lambda: classify(nn.Sequential(nn.Linear(20, 64), nn.RMSNorm(64), nn.Linear(64, 5)), 20),
     "weight norm": lambda: classify(nn.Sequential(weight_norm(nn.Linear(20, 32)), nn.ReLU(), nn.Linear(32, 5)), 20),
+    "a layer twice": lambda: classify(twice(nn.Linear(16, 16)), 20),
+    "siamese": lambda: regress(Pair(), 20),
     "bilinear": lambda: classify(Over(nn.Linear(20, 16), nn.Linear(16, 5), lambda h: h * torch.sigmoid(h)), 20),
     "numbers and categories": lambda: classify(Mixed(), 9),
     "mlp of 5 million": lambda: classify(mlp(nn.ReLU(), inputs=784, hidden=1850, out=10), 784, n=10),
@@ -412,6 +566,19 @@ ZOO: dict[str, Entry] = {
     "mobilenet v3 small": lambda: classify(mobilenet_v3_small(), 3, 64, 64),
     "resnet18 group norm": lambda: classify(resnet18(), 3, 32, 32, n=10),
     "resnet18 frozen batch norm": lambda: classify(resnet18(nn.BatchNorm2d).eval(), 3, 32, 32, n=10),
+    "efficientnet b0": lambda: classify(efficientnet_b0(), 3, 64, 64),
+    "convnext": lambda: classify(pooled(nn.Conv2d(3, 16, 4, 4), Next(16), Next(16), width=16), 3, 32, 32),
+    "vision transformer": lambda: classify(Vision(), 3, 32, 32),
+    "u-net bilinear": lambda: segment(nn.Upsample(scale_factor=2, mode="bilinear"), 16),
+    "u-net transposed": lambda: segment(nn.ConvTranspose2d(16, 8, 2, 2), 8),
+    "picture autoencoder": picture_autoencoder,
+    "adaptive max pool": lambda: classify(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(32, 5)), 3, 16, 16
+    ),
+    "pixel shuffle": lambda: regress(
+        nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(3, 3, 3, padding=1)),
+        3, 8, 8, out=(3, 16, 16),
+    ),
     "patches": lambda: classify(
         Over(nn.Conv2d(3, 32, 8, 8), nn.Linear(32, 5), lambda h: torch.tanh(h.flatten(2).transpose(1, 2)).mean(1)), 3, 32, 32
     ),
@@ -427,6 +594,7 @@ ZOO: dict[str, Entry] = {
             "depthwise": lambda: [nn.Conv1d(6, 6, 5, groups=6), nn.Conv1d(6, 16, 1), nn.ReLU()],
         }.items()
     },
+    "causal convolutions": lambda: classify(over_time(Causal(6, 16, 1), Causal(16, 16, 2), Causal(16, 16, 4)), 6, 64),
     "linear over time": lambda: classify(Over(nn.Linear(20, 32), nn.Linear(32, 5), lambda h: F.relu(h).mean(1)), 11, 20),
     "two linears over time": lambda: classify(
         Over(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16)), nn.Linear(16, 5), lambda h: h.amax(1)), 11, 20
@@ -448,7 +616,21 @@ ZOO: dict[str, Entry] = {
     "embedding per token": lambda: sequence(Over(nn.Embedding(40, 16), nn.Linear(16, 40), torch.tanh)),
     "causal language model": lambda: sequence(LanguageModel()),
     "tied language model": lambda: sequence(LanguageModel(tied=True)),
+    "gated language model": lambda: sequence(Gated()),
+    "tagger": lambda: sequence(
+        Over(
+            nn.Embedding(40, 16, padding_idx=0),
+            Over(nn.LSTM(16, 16, 2, batch_first=True, bidirectional=True), nn.Linear(32, 40), lambda result: result[0]),
+        )
+    ),
     # recurrent
+    "lstm 200 steps, two directions": lambda: classify(Recurrent(nn.LSTM, bidirectional=True), 200, 8),
+    "gru 200 steps, two layers, two directions": lambda: classify(Recurrent(nn.GRU, num_layers=2, bidirectional=True), 200, 8),
+    "lstm forecast": lambda: regress(Forecast(), 30, 4, out=(10, 4)),
+    "convolution and gru": lambda: classify(
+        Over(nn.Sequential(nn.Conv1d(6, 8, 5, 2), nn.GELU()), Recurrent(nn.GRU), lambda h: h.transpose(1, 2)), 6, 64
+    ),
+    "loop over a gru cell": lambda: classify(OwnLoop(), 10, 8),
     "lstm 30 steps": lambda: classify(Recurrent(nn.LSTM), 30, 8),
     "gru 30 steps": lambda: classify(Recurrent(nn.GRU), 30, 8),
     "rnn 30 steps": lambda: classify(Recurrent(nn.RNN), 30, 8),
