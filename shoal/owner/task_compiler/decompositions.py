@@ -7,7 +7,7 @@ be written as a convolution, a scatter or a matrix product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     decompositions[aten.embedding_dense_backward.default] = embedding_backward
     decompositions[aten.empty_permuted.default] = empty_permuted
     decompositions[aten.select_backward.default] = select_backward
+    decompositions[aten.slice_backward.default] = slice_backward
     return decompositions
 
 
@@ -193,12 +194,22 @@ def empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **option
 
 
 def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
-    """Return zeros of shape ``sizes`` with ``grad`` at ``index`` of an axis: joined, as torch's own mask grows with the axis.
+    """Return zeros of shape ``sizes`` with ``grad`` at ``index`` of an axis: torch's own makes a mask that grows with the axis.
 
     Shapes:
         grad: shape ``sizes`` without the axis.
     """
     axis = dim % len(sizes)
-    index %= sizes[axis]
-    before, after = (grad.new_zeros([*sizes[:axis], n, *sizes[axis + 1 :]]) for n in (index, sizes[axis] - index - 1))
-    return torch.cat([before, grad.unsqueeze(axis), after], axis)
+    return slice_backward(grad.unsqueeze(axis), sizes, axis, index % sizes[axis], 0, 1)
+
+
+def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Tensor:
+    """Return zeros of shape ``sizes`` with ``grad`` from ``start`` of an axis on, joined if the step is 1."""
+    if step != 1:
+        return cast(Tensor, torch._decomp.decompositions.slice_backward(grad, list(sizes), dim, start, end, step))
+    axis = dim % len(sizes)
+    first = start + sizes[axis] if start < 0 else start
+    around = [
+        grad.new_zeros([*sizes[:axis], n, *sizes[axis + 1 :]]) for n in (first, sizes[axis] - first - grad.shape[axis])
+    ]
+    return torch.cat([around[0], grad, around[1]], axis)

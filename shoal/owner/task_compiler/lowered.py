@@ -53,5 +53,5 @@ def _adaptive_max(func: Any, x: Tensor, size: int | Sequence[int | None], return
     sizes = [*zip(x.shape[-rank:], [size] * rank if isinstance(size, int) else size, strict=True)]
     if any(width % (outputs or width) for width, outputs in sizes):
         return func(x, size, return_indices=return_indices)
-    pool = functional.max_pool1d if rank == 1 else functional.max_pool2d
+    pool: Any = functional.max_pool1d if rank == 1 else functional.max_pool2d
     return pool(x, [width // (outputs or width) for width, outputs in sizes], return_indices=return_indices)

@@ -101,20 +101,19 @@ class _Layer(torch.autograd.Function):
         steps, directions, n, hidden = before[0].shape
         rows = before[0].transpose(0, 1).reshape(directions, steps * n, hidden)
         b = (rows @ weight + bias).reshape(directions, steps, n, -1).transpose(0, 1)
-        cell = ctx.cell
 
         def step(*values: Tensor) -> tuple[Tensor, ...]:
             later, own, w = values[:count], values[-count - 2 : -2], values[-1]
-            pull: Any = vjp(cell, *values[count : 2 * count + 2])[1]
+            pull: Any = vjp(ctx.cell, *values[count : 2 * count + 2])[1]
             grad_a, grad_b, *grad_states = pull(tuple(x + y for x, y in zip(later, own, strict=True)))
             grad_states[0] = grad_states[0] + grad_b @ w
             return (*grad_states, grad_a.clone(), grad_b.clone())
 
         turned = [value.flip(0) for value in (a, b, *before, *grads)]
-        zeros = [torch.zeros_like(value) for value in states[:count]]
         rest = (*turned, _steps(a), weight.transpose(1, 2))
-        found: tuple[Tensor, ...] = _Scan.apply(step, count, len(rest) - 1, *zeros, *rest)  # type: ignore[no-untyped-call]
-        *grad_start, grad_a, grad_b = found
+        *grad_start, grad_a, grad_b = _Scan.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            step, count, len(rest) - 1, *map(torch.zeros_like, states[:count]), *rest
+        )
         grad_a, grad_b = grad_a.flip(0), grad_b.flip(0)
         summed = grad_b.transpose(0, 1).reshape(directions, steps * n, -1)
         return None, grad_a, rows.transpose(1, 2) @ summed, summed.sum(1, keepdim=True), *grad_start

@@ -16,6 +16,7 @@ from shoal.owner.task_compiler.decompositions import (
     embedding_backward,
     max_pool2d_backward,
     select_backward,
+    slice_backward,
     table,
 )
 
@@ -96,6 +97,15 @@ def test_transposed_formula_matches_autograd(rank, stride, padding, extra, dilat
     found = convolution_backward(grad, x, w, None, *three, True, [extra] * rank, groups, [True, True, False])
     torch.testing.assert_close(found[0], x.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[1], w.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("start", "end", "step"), [(0, 3, 1), (1, 4, 1), (-3, -1, 1), (2, 5, 1), (0, 5, 2)])
+def test_slice_formula_matches_autograd(start, end, step):
+    x = torch.randn(2, 5, 3, requires_grad=True)
+    out = x[:, start:end:step]
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(slice_backward(grad, [2, 5, 3], 1, start, end, step), x.grad)
 
 
 @pytest.mark.parametrize(("dim", "index"), [(0, 0), (1, 2), (1, -1), (-1, -2)])
