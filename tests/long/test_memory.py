@@ -18,6 +18,10 @@ pytestmark = pytest.mark.long
 LIMIT_MB = 256
 UNITS = 6289
 """Units of the hidden layer of an MLP of 5 million parameters."""
+LARGE_UNITS = 12_579
+"""Units of one of 10 million."""
+MOST_DEVICE_MB = 410
+"""Peak of a device with it: eight models above what the demo's model takes."""
 
 
 @pytest.fixture
@@ -50,3 +54,10 @@ def test_five_million_parameters_in_256_mb(group, monkeypatch):
     monkeypatch.setattr(rounds, "Stage", Grouped)
     data = rounds.measure(3, rounds=3, hidden=UNITS)
     keep("small-memory", {"limit_mb": LIMIT_MB, **data})
+
+
+@pytest.mark.timeout(HOUR_S)
+def test_ten_million_parameters():
+    data = rounds.measure(3, rounds=2, hidden=LARGE_UNITS)
+    keep("large-model", data)
+    assert data["device_rss_mb_max"] <= MOST_DEVICE_MB
