@@ -62,6 +62,12 @@ def test_another_secret_changes_everything() -> None:
     assert permuted(CONTEXT, other) != permuted(CONTEXT)
 
 
+def test_equal_segments_differ() -> None:
+    """The two segments of a vector never share a permutation."""
+    values = permuted(dataclasses.replace(CONTEXT, segments=(Segment("shared", 50), Segment("cluster", 50))))
+    assert values[:50] != [value - 50 for value in values[50:]]
+
+
 def test_field_boundaries_can_not_be_shifted() -> None:
     """Different lists of fields encode to different bytes, even if bytes move between neighbours."""
     lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), (b"ab", b"", b"c")]

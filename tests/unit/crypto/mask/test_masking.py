@@ -83,6 +83,14 @@ def test_masked_vector_is_new_float32() -> None:
     assert not np.may_share_memory(masked.values, VECTOR)
 
 
+def test_mode_none_copies() -> None:
+    """The upload under mode none does not alias the device's own vector."""
+    key = derive(SECRET, dataclasses.replace(CONTEXT, mode="none"))
+    masked = mask(VECTOR, key)
+    np.testing.assert_array_equal(masked.values, VECTOR)
+    assert not np.may_share_memory(masked.values, VECTOR)
+
+
 def test_strided_vector_is_masked_alike() -> None:
     """A strided vector is masked like its copy."""
     wide = np.repeat(VECTOR, 2)
@@ -133,6 +141,12 @@ def test_opposite_infinities_are_refused() -> None:
     vector[[3, 500]] = np.inf, -np.inf
     with pytest.raises(IntegrityError, match="NaN or infinite"):
         mask(vector, KEY)
+
+
+def test_large_finite_values_pass() -> None:
+    """The check on the sum does not refuse a vector that is finite."""
+    vector = np.full(1000, 3e38, dtype=np.float32)
+    np.testing.assert_array_equal(unmask(mask(vector, KEY), KEY), vector)
 
 
 @pytest.mark.parametrize("values", [VECTOR[:999], VECTOR.astype(np.float64), VECTOR.reshape(10, 100)])

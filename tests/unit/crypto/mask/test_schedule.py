@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crypto.mask.derivation import derive
 from crypto.mask.schedule import RoundKeys, RunChain, VersionKey, state_digest
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, UsageError
+from shoal.types import Segment
 from tests.helpers.plans import run_plan
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "mask.json").read_text(encoding="ascii"))
@@ -149,6 +151,13 @@ def test_secret_and_first_round_change_all(other: RunChain) -> None:
     assert not secrets_of(steps.take()) & secrets_of(other.take())
 
 
+def test_a_chain_goes_on_after_a_restart() -> None:
+    steps = chain()
+    steps.take()
+    again = RunChain(steps.fleet, steps.run_id, steps.key_version, steps.next_round, steps.reveal())
+    assert secrets_of(again.take()) == secrets_of(steps.take())
+
+
 @pytest.mark.parametrize("round_", [0, 1, 3 + limits.MAX_SKIPPED_ROUNDS])
 def test_past_and_far_rounds_are_refused(round_: int) -> None:
     """Rounds that are past or too far ahead are refused."""
@@ -190,6 +199,15 @@ def test_a_damaged_secret_or_name_is_refused() -> None:
 
 def test_two_drawn_versions_differ() -> None:
     assert VersionKey.draw("reef", 1).reveal() != VersionKey.draw("reef", 1).reveal()
+
+
+def test_the_mask_names_version_and_round() -> None:
+    """Masks of two rounds have different key ids and different permutations."""
+    steps = chain()
+    segments = (Segment("cluster", 50),)
+    keys = [derive(k.mask, k.context(bytes(32), "permutation", segments)) for k in (steps.take(), steps.take())]
+    assert [(k.context.key_version, k.context.round) for k in keys] == [(3, 1), (3, 2)]
+    assert keys[0].key_id != keys[1].key_id
 
 
 def test_digests_tell_states_apart() -> None:

@@ -10,6 +10,15 @@ from shoal.errors import ConfigError, IntegrityError
 from shoal.util.files import write_private
 
 
+def test_new_device_counts_keys_from_one():
+    """A new device numbers its keys from one."""
+    held = ReceivingSecrets.generate()
+    assert (held.public.first, held.public.last) == (1, limits.RECEIVING_KEYS)
+    for number in range(1, limits.RECEIVING_KEYS + 1):
+        assert held.private(number).public_key().public_bytes_raw() == held.public.key(number)
+    assert held.private(0) is held.private(limits.RECEIVING_KEYS + 1) is None
+
+
 @pytest.mark.parametrize("number", [1, 3, limits.RECEIVING_KEYS])
 def test_delivered_keys_are_erased(number):
     """The key of a delivery and those before it are erased."""
@@ -21,6 +30,11 @@ def test_delivered_keys_are_erased(number):
     assert left.public.keys[: len(stay)] == stay
     assert not set(left.public.keys[len(stay) :]) & set(held.public.keys)
     assert left.private(number) is None
+
+
+def test_an_earlier_delivery_erases_nothing():
+    held = ReceivingSecrets.generate().after(3)
+    assert held.after(2) == held
 
 
 def test_keys_come_back_from_their_file(tmp_path):

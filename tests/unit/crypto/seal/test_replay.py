@@ -1,5 +1,7 @@
 """The high-water mark: rosters, runs and rounds only go up."""
 
+import dataclasses
+
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
@@ -11,6 +13,15 @@ AT = ReplayWatermark(roster=5, run=2, round=3, nonce=b"n" * 16)
 
 def announced(run=2, round_=3, nonce=b"n" * 16, roster=5):
     return announcement(run=run, round=round_, nonce=nonce, roster_sequence=roster)
+
+
+@pytest.mark.parametrize("place", [(2, 4), (2, 9), (3, 1), (3, 0)])
+def test_whatever_comes_later_is_accepted(place):
+    """A round after the one before, a run from its beginning."""
+    run, round_ = place
+    found = AT.accept(announced(run, round_, nonce=b"m" * 16, roster=6))
+    assert found == ReplayWatermark(6, run, round_, b"m" * 16)
+    assert found.place == place
 
 
 @pytest.mark.parametrize("place", [(2, 2), (2, 0), (1, 9), (1, 3)])
@@ -36,3 +47,9 @@ def test_older_roster_is_refused_anywhere():
     """An older roster is refused wherever it comes."""
     with pytest.raises(UntrustedError, match="under roster 4 after 5"):
         AT.accept(announced(round_=9, roster=4))
+
+
+def test_new_device_accepts_the_first_thing():
+    """Also a round in the middle of a run."""
+    assert ReplayWatermark().accept(announced(1, 7)).place == (1, 7)
+    assert dataclasses.replace(ReplayWatermark(), roster=1).accept(announced(1, 1)).place == (1, 1)
