@@ -99,6 +99,20 @@ def test_unfollowed_run_is_declined(declining):
     assert declining.sent == [("a", DATA), ("b", DATA)]
 
 
+def test_no_round_is_declined_twice(declining):
+    """A package may be delivered again with every connection."""
+    assert declining.fail()
+    assert not declining.fail()
+    assert declining.fail(run_id=OTHER_RUN)
+
+
+def test_the_newest_error_of_a_run_counts(declining):
+    declining.fail()
+    declining.fail(DeclineReason.TASK)
+    declining.unfollowed(announcement())
+    assert declining.sent == [("n", DeclineReason.TASK)]
+
+
 def test_nameless_package_declines_nothing(declining):
     """A package that names no run is an error that declines nothing."""
     assert not declining.fail(run_id=b"")

@@ -104,6 +104,17 @@ def test_run_goes_on_through_a_flood(fleet):
     assert [r["contributed"] for r in fleet.run(60)] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("kind", [ChunkKind.MEAN, ChunkKind.CHECKPOINT], ids=["mean", "checkpoint"])
+def test_unfollowed_chunks_are_released(fleet, kind):
+    """Chunks of a model that is no longer followed are released."""
+    runtime = fleet.devices[NAME].runtime
+    for label in ("feed0", "feed1"):
+        runtime._go_on(runtime.session._followed((label,)))
+        assert flood(fleet, TOPICS.model(label), [claim(kind, 2000, 1)]) > 0
+        runtime._go_on(runtime.session._followed(()))
+        assert runtime._chunks.held_bytes == 0
+
+
 def test_larger_package_is_fetched_later(tmp_path, monkeypatch, caplog):
     """A device that does not know the run can't tell how large its package is: the aggregator signs the size."""
     monkeypatch.setattr(limits, "FIRST_PACKAGE_BYTES", MIN_CHUNK_BYTES)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from crypto.seal.envelope import SealError, open_from_member, read_head
+from crypto.seal.envelope import SealedMessage, SealError, open_from_member, read_head
 from edge_client.protocol.presence import ControlMessages
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode
-from shoal.protocol.messages import Decline, DeclineReason, Sealed
+from shoal.protocol.messages import Decline, DeclineReason, Reminder, Sealed
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.announced import announcement
 from tests.helpers.parties import TOPICS, Line, Parties
@@ -50,6 +50,24 @@ def test_decline_names_the_reason_alone(parties, line, notes):
     assert (transfer.kind, transfer.round) == (ChunkKind.DECLINE, 4)
 
 
+def test_reminder_repeats_what_upload_was(parties, line, notes):
+    notes.remind(RUN_ID, 4, SealedMessage(bytes(5000), TRANSFER, DIGEST), 1024, 7)
+    head, transfer, note = received(parties, line, Reminder)
+    assert head == Sealed("reef", "reminder", "dev-1", "aggregator")
+    assert note == Reminder(
+        fleet="reef",
+        device="dev-1",
+        run_id=RUN_ID,
+        round=4,
+        transfer=TRANSFER,
+        digest=DIGEST,
+        size=5000,
+        chunk_bytes=1024,
+        turn=7,
+    )
+    assert (transfer.kind, transfer.round) == (ChunkKind.REMINDER, 4)
+
+
 def test_another_device_can_not_open_or_send(parties, line, notes):
     """Another device can neither open nor have sent it."""
     notes.decline(announcement(), DeclineReason.TASK)
@@ -60,3 +78,11 @@ def test_another_device_can_not_open_or_send(parties, line, notes):
     key = parties.members["dev-1"].identity.member.sign_key
     with pytest.raises(SealError):
         open_from_member(parties.members["dev-2"].identity, payload, head, at, key)
+
+
+def test_same_note_twice_is_two_transfers(line, notes):
+    """The aggregator would take a copy of a chunk for a resent one."""
+    for _ in range(2):
+        notes.decline(announcement(), DeclineReason.DATA)
+    first, second = (Reassembler().add("x", chunk, 0.0).transfer_id for _, chunk, _ in line.sent)
+    assert first != second

@@ -10,8 +10,10 @@ from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence
 from shoal.errors import WireError
 from shoal.membership.grants import open_notice
 from shoal.protocol.codec import decode
-from shoal.protocol.messages import Presence
+from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.states import TranscriptHead
+from shoal.version import VERSION
 from tests.helpers.parties import TOPICS, Line, Parties
 from tests.helpers.sessions import FACTS, GROUP, new_runtime
 
@@ -63,6 +65,17 @@ def offered(member, line):
             assert (notice.fleet, notice.device, notice.receiving) == ("reef", "dev-1", member.receiving.public)
             found.append(notice.receiving.first)
     return found
+
+
+@pytest.mark.parametrize(("online", "head"), [(True, TranscriptHead(bytes(16), 3, b"h" * 32)), (False, None)])
+def test_presence_is_one_signed_chunk(member, online, head):
+    """A presence is one signed chunk at the devices topic."""
+    topic, chunk = presence(member, BIRTH, online=online, head=head, at_s=1790000000.9)
+    assert topic == TOPICS.state("dev-1")
+    assert opened(member, chunk) == (
+        Sealed("reef", "presence", "dev-1", "*"),
+        Presence("reef", "dev-1", BIRTH, online, VERSION, 1790000000, head),
+    )
 
 
 @pytest.mark.parametrize("doubted", [False, True])

@@ -1,8 +1,10 @@
 """Requests for lost messages: a device makes them after it has received the announcement again, since a broker sends in order."""
 
+import dataclasses
+
 import pytest
 
-from edge_client.protocol.resync import LOOK_CAP_S, LOOK_S, LOOKS, Resync
+from edge_client.protocol.resync import HEARD_STEP_S, LOOK_CAP_S, LOOK_S, LOOKS, Resync
 from edge_client.protocol.session_io import Resubscribe
 from shoal.protocol.topics import TopicKind
 
@@ -39,6 +41,14 @@ def lookout():
     return Lookout()
 
 
+def look(lookout):
+    """Wait for the models of the first announcement until the lookout requests it again."""
+    lookout.found(FIRST, ())
+    for second in (0.0, 9.0):
+        lookout.tick(second, MODELS)
+    assert lookout.take() == [ROUND]
+
+
 def test_missing_models_are_requested_once(lookout):
     """Missing models are requested once the announcement has arrived again."""
     assert not lookout.found(FIRST, ())
@@ -49,6 +59,46 @@ def test_missing_models_are_requested_once(lookout):
     assert lookout.take() == [ROUND]
     assert lookout.found(FIRST, MODELS)
     assert lookout.take() == list(MODELS)
+
+
+def test_arrived_model_is_not_requested(lookout):
+    """A model that has arrived was only slow."""
+    look(lookout)
+    assert lookout.found(FIRST, MODELS[1:])
+    assert lookout.take() == [MODELS[1]]
+
+
+def test_another_rounds_models_are_unknown(lookout):
+    """The device subscribed to them only just now."""
+    look(lookout)
+    assert not lookout.found(SECOND, MODELS)
+    assert not lookout.found(SECOND, MODELS), "the copy that we asked for, before these models"
+    assert lookout.take() == []
+
+
+def test_unasked_repetition_asks_for_nothing(lookout):
+    """An announcement that comes again by itself asks for nothing."""
+    lookout.found(FIRST, ())
+    assert not lookout.found(FIRST, MODELS)
+    assert lookout.take() == []
+
+
+def test_requests_are_rare_meanwhile(lookout):
+    """Requests do not stop, since the messages that arrive may not be the missing ones."""
+    looks = []
+    lookout.tick(0.0, MODELS)
+    for second in range(1, 500):
+        lookout.heard(float(second))
+        lookout.tick(second + 0.9, MODELS)
+        if lookout.take():
+            looks.append(second)
+    assert looks == [120, 241, 362, 483]
+
+
+def test_nothing_missing_nothing_requested(lookout):
+    """Nothing is requested if nothing is missing."""
+    lookout.tick(1000.0, ())
+    assert lookout.take() == []
 
 
 def test_requests_get_rarer(lookout):
@@ -79,3 +129,13 @@ def test_answers_make_looks_no_more_frequent(lookout):
             lookout.take()
     assert len(looks) < 16
     assert looks[-1] - looks[-2] >= LOOK_CAP_S
+
+
+def test_chunks_of_one_message_are_one_state():
+    """The chunks of one message make one state unless requests were in vain."""
+    first = Resync().heard(7.0)
+    assert first.heard_s == 7.0
+    assert first.heard(7.0 + HEARD_STEP_S / 2) is first
+    assert first.heard(8.0).heard_s == 8.0
+    silent = dataclasses.replace(first, silent=2)
+    assert silent.heard(7.0).silent == 0

@@ -62,6 +62,12 @@ def test_impossible_change_asks_for_whole():
     assert (state.wanted, state.devices, state.asked_s) == (HELD + 1, 4, 5.0)
 
 
+def test_older_changes_are_ignored():
+    """Older changes and the one in force are ignored."""
+    for sequence in (HELD - 1, HELD):
+        assert RosterSync().changed(change(sequence, signature=FACTS.roster.signature), at())[1] == ()
+
+
 def test_other_signature_asks_once_for_whole():
     """Another signature under our sequence asks for the whole once."""
     state, done = RosterSync().changed(change(HELD), at())
@@ -91,6 +97,13 @@ def test_first_request_comes_after_a_minute():
     state, done = state.ticked(at(WHOLE_AGAIN_S))
     assert done == ()
     assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
+
+
+def test_copied_roster_ends_the_requests():
+    """Whatever becomes of the message itself."""
+    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
+    state, done = state.taken(None, at(sequence=HELD + 5))
+    assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
 
 
 def test_newer_keys_may_open_a_whole():

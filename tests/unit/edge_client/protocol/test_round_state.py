@@ -113,10 +113,75 @@ def test_an_older_plan_is_not_taken_up():
     assert step(state, Planned(PLAN)) == (state, ())
 
 
+def test_newer_plan_cancels_the_work():
+    """A newer plan cancels the work in progress."""
+    state, actions = after(*SENDING, Planned(dataclasses.replace(PLAN, run=2)))
+    assert CancelWork() in actions
+    assert (state.stage, state.announcement, state.models) == (Stage.IDLE, None, {})
+
+
+def test_sitting_out_forgets_models():
+    """The runtime drops models without a subscription, so the state must not count on them in the next round."""
+    state, _ = after(*SENDING, control(Action.ACK))
+    state, _ = step(state, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT, NO_ASSIGNMENT))))
+    assert state.models == {}
+    state, _ = step(state, Announced(announcement(3)))
+    state, actions = step(state, Located(b"\3" * 16, MEANS))
+    assert (state.stage, actions) == (Stage.FETCHING, (Follow(("bb",)),))
+
+
+def test_work_begins_with_the_last_model():
+    """Work begins when the last model is there."""
+    state, actions = after(*WORKING)
+    assert state.stage is Stage.WORKING
+    assert actions == (Work(announcement(), TRAIN),)
+
+
+def test_models_other_version_does_not_do():
+    """Another version of a model does not do."""
+    state, actions = after(*WORKING[:2], ModelArrived("bb", b"\2" * 16))
+    assert (state.stage, actions) == (Stage.FETCHING, ())
+
+
+def test_a_device_without_an_order_sits_out():
+    state, actions = after(Announced(announcement()), index=1)
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
+
+
+def test_finished_work_is_sent_with_a_timer():
+    """Finished work is sent and a timer set."""
+    state, actions = after(*SENDING)
+    assert state.stage is Stage.SENDING
+    assert actions == (Send(ID), SetTimer(2 * limits.REMIND_BASE_S))
+    assert state.sent == (1, 1, b"\1" * 16)
+
+
+@pytest.mark.parametrize(
+    "late", [WorkDone(1, 2, b"\2" * 16, ID), WorkDone(1, 1, b"x" * 16, ID), WorkDone(2, 1, b"\1" * 16, ID)]
+)
+def test_work_for_another_round_is_dropped(late):
+    state, _ = after(*WORKING)
+    assert step(state, late) == (state, ())
+
+
 def test_cancelled_work_is_dropped():
     """Work that ends after it was cancelled is dropped."""
     state, _ = after(*WORKING, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,))))
     assert step(state, DONE) == (state, ())
+
+
+def test_failed_work_sits_the_round_out():
+    state, actions = after(*WORKING, WorkFailed(b"\1" * 16))
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
+    assert step(state, Announced(announcement()))[1] == (), "the same round again is not tried again"
+    assert step(state, Announced(announcement(2)))[0].stage is Stage.FETCHING
+    assert step(state, WorkFailed(b"\1" * 16)) == (state, ())
+
+
+@pytest.mark.parametrize("action", [Action.ACK, Action.REFUSED])
+def test_an_answer_ends_the_sending(action):
+    state, actions = after(*SENDING, control(action))
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (ClearTimer(),))
 
 
 def test_refused_uploads_residual_is_wasted():
@@ -128,6 +193,18 @@ def test_refused_uploads_residual_is_wasted():
     assert taken.wasted == b""
     later, _ = step(refused, Announced(announcement(2)))
     assert later.wasted == ID
+
+
+def test_refused_upload_is_offered_again():
+    """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
+    state, _ = after(*SENDING, control(Action.REFUSED))
+    state, actions = step(state, Announced(announcement()))
+    assert (state.stage, state.done, actions) == (Stage.SENDING, False, (REMIND, SetTimer(2 * limits.REMIND_BASE_S)))
+    state, _ = step(state, control(Action.ACK))
+    assert step(state, Announced(announcement()))[1] == ()
+    refused, _ = after(*SENDING, control(Action.REFUSED), Announced(announcement(2)))
+    assert refused.stage is Stage.FETCHING
+    assert not refused.refused
 
 
 def test_answer_to_another_upload_is_nothing():
@@ -144,6 +221,18 @@ def test_only_missing_chunks_are_sent():
     assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.REMIND_BASE_S))
 
 
+def test_reminders_back_off_to_the_cap():
+    state, _ = after(*SENDING)
+    bounds = []
+    for _ in range(14):
+        state, (remind, timer) = step(state, TimerFired())
+        assert remind == REMIND
+        bounds.append(timer.within_s)
+    assert bounds == [4, 8] + [10] * 9 + [60] * 3
+    again = dataclasses.replace(REMIND, reconnected=True)
+    assert step(state, Reconnected())[1] == (again, SetTimer(2 * limits.REMIND_BASE_S))
+
+
 @pytest.mark.parametrize(("announced_s", "base_s"), [(20.0, 20.0), (0.0, 1.0), (-5.0, 1.0), (1e9, 600.0)])
 def test_announced_pause_bounds_reminders(announced_s, base_s):
     """A large fleet's reminders would come while the aggregator still works on the uploads."""
@@ -158,12 +247,62 @@ def test_announced_pause_bounds_reminders(announced_s, base_s):
     assert bounds[-1] == max(60.0, 2 * base_s)
 
 
+@pytest.mark.parametrize("event", [TimerFired(), Reconnected()])
+def test_no_reminder_before_work_is_done(event):
+    """There is nothing to remind of before the work is done."""
+    for events in ((), SENDING[:1], SENDING[:2], WORKING):
+        state, _ = after(*events)
+        assert step(state, event) == (state, ())
+
+
+def test_round_again_reminds_of_the_upload():
+    """The aggregator restarted: it may not have it."""
+    state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
+    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
+    assert state.attempt == 0
+
+
+def test_round_again_restarts_no_work():
+    """The same round announced again does not restart the work."""
+    state, actions = after(*WORKING, Announced(announcement()))
+    assert (state.stage, actions) == (Stage.WORKING, ())
+
+
+def test_answered_round_again_is_over():
+    """An answered round announced again is over."""
+    state, actions = after(*SENDING, control(Action.ACK), Announced(announcement()))
+    assert (state.stage, actions) == (Stage.IDLE, ())
+
+
+def test_a_new_round_cancels_the_old_one():
+    for events in (SENDING[:1], WORKING, SENDING):
+        state, actions = after(*events, Announced(announcement(2)))
+        assert actions[:2] == (CancelWork(), ClearTimer())
+        assert state.mark.round == 2
+        assert state.attempt == 0
+
+
 def test_restart_reminds_of_stored_upload():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
     assert state.stage is Stage.SENDING
     assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
+
+
+def test_restarted_device_works_on_new_round():
+    """After a restart a new round is worked on."""
+    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+    state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
+    assert state.stage is Stage.FETCHING
+    assert not any(isinstance(a, Send | Remind) for a in actions)
+
+
+def test_the_final_answer_ends_the_run():
+    work = WorkDone(1, 6, b"\6" * 16, ID)
+    state, actions = after(Announced(FINAL), Located(b"\6" * 16, {}), work, control(Action.ACK, round_=6))
+    assert actions == (ClearTimer(), RunDone(PLAN))
+    assert step(state, Announced(FINAL))[1] == (), "and it ends once"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +333,22 @@ def test_final_answer_outlives_a_restart():
     assert actions == (RunDone(PLAN),)
     assert (state.stage, state.done) == (Stage.IDLE, True)
     assert step(state, Announced(FINAL)) == (state, ())
+
+
+def test_final_work_of_lost_model_is_redone():
+    """A final upload whose model is lost is worked for again."""
+    sent = (1, 6, b"\6" * 16)
+    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
+    for answered in (False, True):
+        before = RoundState(0, mark, transfer=ID, sent=sent, answered=answered)
+        state, _ = step(before, Planned(PLAN, lost=True))
+        state, actions = step(state, Announced(FINAL))
+        assert actions == (Locate(FINAL, REPORT),)
+        state, actions = step(state, Located(b"\6" * 16, {}))
+        assert actions == (Follow(()), Work(FINAL, REPORT))
+        state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
+        assert actions[0] == Send(ID)
+        assert not state.answered
 
 
 SITS_OUT = (NO_ASSIGNMENT, NO_ASSIGNMENT)
@@ -260,6 +415,20 @@ def test_round_waits_for_located_transfers():
     assert (state.stage, actions) == (Stage.FETCHING, (Follow(("mean",)),))
     assert step(state, ModelArrived("mean", b"an earlier mean's"))[0].stage is Stage.FETCHING
     assert step(state, ModelArrived("mean", ID))[1] == (Work(ROUNDS[0], TRAIN),)
+
+
+def test_only_transfers_in_memory_count():
+    """One that an earlier round used is gone from memory."""
+    state, _ = after()
+    for announced in (ROUNDS[0], ROUNDS[2]):
+        state, _ = step(state, Announced(announced))
+        state, actions = step(state, Located(state.mark.nonce, {"mean": ID}, ahead=("next",)))
+        assert (state.stage, actions[0]) == (Stage.FETCHING, Follow(("mean", "next")))
+        state, actions = step(state, ModelArrived("mean", ID))
+        assert (state.stage, len(actions)) == (Stage.WORKING, 1)
+    state, _ = step(after()[0], Announced(ROUNDS[0]))
+    _, actions = step(state, Located(state.mark.nonce, {"mean": ID}, arrived={"mean": ID}))
+    assert actions == (Follow(("mean",)), Work(ROUNDS[0], TRAIN))
 
 
 def test_unreachable_states_skip_the_round():

@@ -67,6 +67,22 @@ def sending(**changes):
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
+def test_begins_with_the_run_of_before():
+    """It begins with subscriptions and the run of before."""
+    driver = Driver()
+    done = driver.go(driver.session.started(driver.facts))
+    kinds = [action.kind for action in done if isinstance(action, io.Subscribe)]
+    assert kinds == [
+        TopicKind.ROSTER_CHANGE,
+        TopicKind.KEYS,
+        TopicKind.PLAN,
+        TopicKind.ROUND,
+        TopicKind.NOTICE,
+        TopicKind.CTL,
+    ]
+    assert done[-1] == io.ResumeRun()
+
+
 def test_expired_roster_resumes_no_run():
     """A device whose roster has expired resumes no run until it is valid."""
     driver = Driver().at(roster={"expired": True})
@@ -97,6 +113,14 @@ def test_announcement_waits_for_its_package():
     (locate,) = driver.take(rounds.Locate)
     assert locate.announcement is ANNOUNCED
     assert driver.session.waiting is None
+
+
+def test_larger_package_awaits_its_size():
+    """A package that is larger than expected is asked for once its size is announced."""
+    driver = Driver()
+    large = dataclasses.replace(ANNOUNCED, package_bytes=limits.FIRST_PACKAGE_BYTES + 1)
+    assert driver.hear(channels.ANNOUNCEMENT, large) == (io.Resubscribe(TopicKind.PLAN),)
+    assert driver.session.sizes.most_package == limits.FIRST_PACKAGE_BYTES + 1
 
 
 def test_refused_run_is_declined():
@@ -196,6 +220,19 @@ def test_control_for_another_is_refused(message):
     assert driver.session.round.stage is Stage.SENDING
 
 
+@pytest.mark.parametrize(("jitter", "share"), [(0.0, 0.5), (0.5, 0.75), (0.999, 0.9995)])
+def test_reminder_is_due_within_the_pause(jitter, share):
+    """A reminder is due between half and all of the pause."""
+    driver = working().at(100.0, jitter=jitter)
+    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
+    pause_s = (driver.session.remind_at_s - 100.0) / share
+    assert pause_s == pytest.approx(2 * limits.REMIND_BASE_S)
+    assert driver.tick(driver.session.remind_at_s - 0.001) == ()
+    (reminder,) = driver.tick(driver.session.remind_at_s)
+    assert reminder == io.SendReminder(TRANSFER, PLAN.run_id, 0)
+    assert driver.tick(driver.facts.now_s + 0.001) == ()
+
+
 # ----------------------------------------------------------------------------------------------- uploads and reminders
 
 
@@ -207,11 +244,30 @@ def test_a_busy_link_puts_the_reminder_off():
     assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(TRANSFER, PLAN.run_id, 0),)
 
 
+def test_answered_upload_is_not_reminded_of():
+    driver = sending()
+    driver.hear(channels.CONTROL, control())
+    assert driver.session.remind_at_s is None
+    driver.take()
+    assert driver.tick(1e6) == ()
+
+
 def test_a_refused_upload_is_logged():
     driver = sending()
     driver.hear(channels.CONTROL, control(Action.REFUSED))
     (line,) = driver.take(io.Log)
     assert (line.level, line.facts["reason"]) == ("warning", "too long")
+
+
+def test_reminders_count_retransmissions():
+    """So that the aggregator does not request chunks again that it has requested since."""
+    driver = sending(turn=7)
+    for _ in range(2):
+        driver.tick(driver.session.remind_at_s)
+    driver.hear(channels.CONTROL, control(Action.NACK, missing=(1,)))
+    driver.tick(driver.session.remind_at_s)
+    driver.tell(io.Connected())
+    assert [action.turn for action in driver.take(io.SendReminder)] == [7, 7, 8, 9]
 
 
 def test_requested_chunks_need_no_answer():
@@ -231,6 +287,15 @@ def test_slow_link_gets_one_transmission():
     driver.hear(channels.CONTROL, control(Action.NACK, missing=(0, 1)))
     driver.tell(io.Connected())
     assert driver.take(rounds.Send | io.SendReminder) == []
+
+
+def test_newer_keys_lead_to_a_second_look():
+    """Newer keys are followed by receiving keys and a second look."""
+    driver = following()
+    driver.tell(io.KeysTaken())
+    done = driver.take()
+    assert done[0] == io.OfferReceivingKeys()
+    assert done[-3:] == list(AGAIN)
 
 
 # -------------------------------------------------------------------------------------------------- keys, roster, disk

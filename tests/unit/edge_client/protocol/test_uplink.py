@@ -71,6 +71,19 @@ def test_resent_chunks_are_acknowledged(outbox, recorder, asked):
     assert recorder.sent == [(i, 1) for i in asked]
 
 
+@pytest.mark.parametrize(("devices", "qos"), [(21, 0), (22, 1), (5000, 1)])
+def test_first_sending_is_acknowledged(outbox, recorder, devices, qos):
+    """64 may be under way to the aggregator: those at QoS 0 would overtake the others, and mix the uploads."""
+    outbox.send(MARK, None, devices)
+    assert {q for _, q in recorder.sent} == {qos}
+
+
+def test_a_reminder_identifies_the_upload(outbox, recorder):
+    outbox.remind(MARK, RUN, BIRTH)
+    assert recorder.reminders == [(RUN, 3, piece(SEALED), 1024, BIRTH)]
+    assert recorder.sent == []
+
+
 def test_upload_of_an_earlier_life(recorder):
     """An upload of an earlier life can be reminded of."""
     Uplink(files=Files(), transport=recorder, notes=recorder, topic="up", part_topic=str, sealed=SEALED).remind(
