@@ -130,6 +130,18 @@ def test_line_in_writing_is_no_sample(tmp_path):
     assert grown.test.x[: len(shares.test)].tolist() == shares.test.x.tolist()
 
 
+def test_samples_stay_beside_damaged_ones(tmp_path):
+    """Samples stay in their share beside a damaged one."""
+    path = table(tmp_path, HEAD + lines(6) + "1,2,x,4,ok\n" + lines(6, "bad"))
+    before = split_growing(load(path, NAMED, Reading(growing=True)), b"seed")
+    with path.open("a") as file:
+        file.write(lines(20))
+    after = split_growing(load(path, NAMED, Reading(growing=True)), b"seed")
+    for share in ("train", "validation", "test"):
+        old, new = getattr(before, share), getattr(after, share)
+        assert new.x[: len(old)].tolist() == old.x.tolist()
+
+
 ROWS = {
     "nan": ("x", (3, 1), np.nan),
     "infinite": ("x", (3, 1), np.inf),

@@ -50,6 +50,22 @@ def test_directory_is_read_in_name_order(tmp_path):
     np.testing.assert_array_equal(load(tmp_path, TASK).x, x)
 
 
+@pytest.mark.parametrize("header", ["", "a,b,c,d,label\n", "a,b,c,d,e\n"])
+def test_csv_with_and_without_header(tmp_path, header):
+    (tmp_path / "d.csv").write_text(header + "1,2,3,4,0\n\n5,6,7,8.5,2\n")
+    batch = load(tmp_path / "d.csv", TASK)
+    np.testing.assert_array_equal(batch.x, np.array([[1, 2, 3, 4], [5, 6, 7, 8.5]], np.float32))
+    np.testing.assert_array_equal(batch.y, [0, 2])
+
+
+def test_csv_label_may_stand_anywhere(tmp_path):
+    """Csv label by header may stand anywhere."""
+    (tmp_path / "d.csv").write_text("a,Label,b,c,d\n1,2,3,4,5\n")
+    batch = load(tmp_path / "d.csv", TASK)
+    np.testing.assert_array_equal(batch.x, [[1, 3, 4, 5]])
+    np.testing.assert_array_equal(batch.y, [2])
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("whole_folder", [True, False])
 def test_idx_is_scaled_to_one(tmp_path, suffix, whole_folder):
@@ -94,6 +110,12 @@ def test_text_labels_of_archive_are_tasks(tmp_path):
         load(tmp_path / "d.npz", task)
 
 
+def test_the_devices_options_reach_the_table(tmp_path):
+    (tmp_path / "d.csv").write_text("y:a:b:c:d:e\n2:1:2:3:4:9\n")
+    task = manifest(data=DataDeclaration(features=("a", "b", "c", "d")))
+    assert load(tmp_path / "d.csv", task, Reading(label="y", separator=":")).y.tolist() == [2]
+
+
 def test_tables_are_read_in_name_order(tmp_path):
     """A folder of tables is read in name order."""
     (tmp_path / "b.csv").write_text("5,6,7,8,1\n")
@@ -128,6 +150,14 @@ def test_npz_that_breaks_contract_is_refused(tmp_path, arrays, message):
         load(tmp_path / "d.npz", TASK)
 
 
+def test_integers_respect_the_embedding(tmp_path):
+    """Integer inputs respect the embedding size."""
+    task = manifest(input=TensorSpec((4,), "int64", 50))
+    np.savez(tmp_path / "d.npz", x=np.array([[1, 2, 3, 49], [0, 0, 50, 0]]), y=np.zeros(2))
+    with pytest.raises(DataError, match=r"row 1: the sample is not in 0\.\.49"):
+        load(tmp_path / "d.npz", task)
+
+
 def test_foreign_files_are_refused(tmp_path):
     """Damaged and foreign files are refused."""
     for name, content, message in (
@@ -158,6 +188,13 @@ def test_split_is_a_partition_of_60_20_20(n):
     for part in parts:
         assert len(part) >= 1
         np.testing.assert_array_equal(part.x, x[part.y])
+
+
+def test_split_follows_the_seed():
+    batch = Dataset(*samples(50))
+    first, again, other = (split(batch, seed).train.x for seed in (b"a", b"a", b"b"))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_permutation_matches_its_definition():

@@ -37,6 +37,14 @@ def test_columns_that_do_not_vary_are_named():
     assert doubts(dataset(1, 1, 0, 1), manifest()) == (), "a pixel that is always black"
 
 
+def test_many_columns_are_counted():
+    wide = manifest(8, 3, data=DataDeclaration(features=tuple("abcdefgh")))
+    x = np.zeros((6, 8), np.float32)
+    x[:, 0] = np.arange(6)
+    (found,) = doubts(Dataset(x, np.arange(6) % 2), wide)
+    assert "column 'f' and 2 more have" in found
+
+
 @pytest.mark.parametrize(
     ("value", "count", "doubted"), [(-999, 8, True), (99999, 8, True), (-999, 2, False), (-9, 8, False)]
 )

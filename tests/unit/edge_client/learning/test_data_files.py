@@ -34,6 +34,17 @@ def write_idx(folder, n=6, suffix="", labels_suffix=None):
 # ------------------------------------------------------------------------------------------------------------ npz
 
 
+def test_arrays_are_returned_as_they_are(tmp_path):
+    """The arrays of an archive are returned as they are."""
+    x, y = np.arange(6, dtype=np.int16).reshape(3, 2), np.array([1.5, 2, 3])
+    np.savez(tmp_path / "d.npz", x=x, y=y, other=np.zeros(9))
+    raw = read_npz(tmp_path / "d.npz")
+    assert (raw.x.dtype, raw.y.dtype, raw.origin) == (np.int16, np.float64, tmp_path / "d.npz")
+    np.testing.assert_array_equal(raw.x, x)
+    np.testing.assert_array_equal(raw.y, y)
+    assert raw.row_name(2) == "row 2"
+
+
 def test_labels_may_be_missing_if_unused(tmp_path):
     """Samples may come without labels only where none are needed."""
     np.savez(tmp_path / "d.npz", x=np.zeros((3, 2)))
@@ -79,6 +90,16 @@ def test_rows_are_named_as_the_reader_knows(tmp_path):
     """Rows and columns are named by what the reader knows."""
     raw = Raw(np.zeros((2, 2)), np.zeros(2), tmp_path, columns=("area",), rows=("a.png", "b.png"))
     assert (raw.row_name(1), raw.column_name(0), raw.column_name(1)) == ("b.png", "column 'area'", "value 1")
+
+
+@pytest.mark.parametrize(("suffix", "labels_suffix"), [("", ".gz"), (".gz", "")])
+def test_images_are_scaled_and_labelled(tmp_path, suffix, labels_suffix):
+    """Images are scaled to one and their labels found packed or not."""
+    x, y = write_idx(tmp_path, suffix=suffix, labels_suffix=labels_suffix)
+    raw = read_idx(tmp_path / f"{IMAGES}{suffix}")
+    assert raw.x.dtype == np.float32
+    np.testing.assert_array_equal(raw.x, x.astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(raw.y, y)
 
 
 # ------------------------------------------------------------------------------------------------------------ idx

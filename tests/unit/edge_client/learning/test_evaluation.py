@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client.learning import evaluation
-from edge_client.learning.evaluation import of_classes, of_numbers
+from edge_client.learning.evaluation import majority_share, name_of, of_classes, of_numbers
 
 
 def test_classes_are_counted():
@@ -27,6 +27,11 @@ def test_ignorance_is_no_better(answers, no_better):
     assert of_classes(np.array(answers), np.array([0, 1, 1]), 2).is_no_better is no_better
 
 
+def test_sequence_has_label_at_each_position():
+    found = of_classes(np.array([[0, 1], [1, 1]]), np.array([[0, 0], [1, 1]]), 2)
+    assert (found.samples, found.accuracy) == (4, 0.75)
+
+
 def test_many_classes_have_no_table(monkeypatch):
     monkeypatch.setattr(evaluation, "MOST_CONFUSED", 2)
     assert of_classes(np.array([0]), np.array([0]), 3).confusion is None
@@ -44,3 +49,8 @@ def test_errors_stand_beside_the_means():
         "mean_absolute_error": found.mean_absolute,
     }
     assert not of_numbers(np.array([1.0, 2.0]), np.array([1.0, 2.5])).is_no_better
+
+
+def test_names_and_the_majoritys_share():
+    assert (name_of(1, ("a", "b")), name_of(7, ())) == ("b", "7")
+    assert majority_share(np.array([[3, 3], [1, 3]])) == 0.75

@@ -55,6 +55,14 @@ def ended(**changes):
     return Ended(**{**fields, **changes})
 
 
+def test_candidates_are_compared_in_order(shares, backend):
+    done = finish(ended(above={"node-0": ORIGIN}, weight=0.5), shares, backend, never)
+    assert list(done.losses) == ["cluster", "1", "3", "10", "node-0", "ditto", "alone"]
+    assert done.samples == len(shares.validation) == 24
+    assert done.losses["node-0"] == done.losses["cluster"]
+    assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
+
+
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])
 def test_chosen_model_is_trained_once_more(shares, backend, monkeypatch, choice):
     """By the recipe of the candidate; the losses reported are those of the first training, which has not seen them."""
@@ -114,6 +122,39 @@ def test_spoilt_second_training_leaves_first(shares, forgets):
     done = finish(ended(fresh=None), shares, Spoiling(), never)
     assert done.choice == "10"
     assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+
+
+def test_cluster_model_is_not_trained_again(shares, backend, monkeypatch):
+    monkeypatch.setattr(
+        "edge_client.learning.finish.choose", lambda losses, **_: "node-0" if "node-0" in losses else "cluster"
+    )
+    above = ORIGIN * 2
+    assert finish(ended(above={"node-0": above}), shares, backend, never).theta is above
+    monkeypatch.setattr("edge_client.learning.finish.choose", lambda _, **__: "cluster")
+    assert finish(ended(), shares, backend, never).theta is ORIGIN
+
+
+def test_epochs_on_top_follow_the_run(shares, backend):
+    """One epoch at a time; the step size is that of the round after the last, the orders are those of later rounds."""
+    told = ended()
+    theta, recipe = ORIGIN, dataclasses.replace(MINI, epochs=1)
+    for orders in (7, 8, 9):
+        theta = (
+            theta + train(theta, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", orders), 6, never).delta
+        )
+    done = finish(told, shares, backend, never)
+    assert done.losses["3"] == sample_losses(theta, shares.validation, backend).mean()
+
+
+def test_alone_takes_the_rounds_of_the_run(shares, backend):
+    """The model trained alone takes the rounds of the run."""
+    told = ended()
+    theta = told.fresh()
+    for round_ in range(1, 7):
+        order = BatchOrder(told.plan, "dev-1", round_)
+        theta = theta + train(theta, shares.train, MINI, backend, order, round_ - 1, never).delta
+    done = finish(told, shares, backend, never)
+    assert done.losses["alone"] == sample_losses(theta, shares.validation, backend).mean()
 
 
 def test_dittos_model_is_pulled_to_clusters(shares, backend):
@@ -222,6 +263,16 @@ def test_candidate_that_diverges_is_left_out(shares, caplog):
     assert list(done.losses) == ["cluster", "1", "3", "10"]
     assert caplog.records[0].kv["candidate"] == "alone"
     assert isinstance(caplog.records[0].kv["reason"], TaskError)
+
+
+def test_infinite_loss_is_unusable(shares):
+    """A loss that is not finite counts as unusable."""
+
+    class Overflowing:
+        def score(self, theta, x, y):
+            return dataclasses.replace(backend_of().score(theta, x, y), mean_loss=float("inf"))
+
+    assert np.isnan(sample_losses(ORIGIN, shares.validation, Overflowing())).all()
 
 
 def backend_of():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_client.learning import model as model_module
 from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.task.bundle import TaskBundle
@@ -46,6 +47,12 @@ def test_gradient_matches_in_every_chunking(model, theta, n):
     assert ort_gradient.flags.writeable
 
 
+def test_predict_returns_all_rows_in_order(model, theta):
+    x, _ = samples(2 * SCORE_ROWS + 5)
+    expected = x @ theta[:12].reshape(4, 3) + theta[12:]
+    np.testing.assert_allclose(model.predict(theta, x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_wrong_shapes_and_dtypes_are_refused(model, theta):
     x, y = samples(4)
     for bad in (
@@ -81,6 +88,13 @@ def test_an_invalid_graph_is_a_task_error(theta):
         model.score(theta, *samples(3))
 
 
+def test_sessions_are_made_on_first_use(theta):
+    model = OrtModel(logistic_bundle())
+    assert model._executors == {}
+    model.score(theta, *samples(3))
+    assert list(model._executors) == ["score"]
+
+
 def test_numpy_refuses_a_task_at_loading():
     """Numpy refuses a task when it is loaded."""
     score, grad, predict = logistic_models()
@@ -91,3 +105,8 @@ def test_numpy_refuses_a_task_at_loading():
     ) as caught:
         NumpyModel(bundle)
     assert "pip install 'shoal[edge]'" in caught.value.hint
+
+
+def test_threads_default_to_one():
+    assert OrtModel(logistic_bundle())._threads == 1
+    assert model_module.SCORE_ROWS == 100

@@ -19,6 +19,12 @@ def test_model_at_least_distance_is_chosen():
     assert nearest_model(0, 0.6 * end[1], (0, 1), end) == 1
 
 
+def test_only_models_to_compare_are_chosen():
+    """Only models to compare with are chosen."""
+    models = {0: np.zeros(3, np.float32), 1: np.ones(3, np.float32), 2: np.full(3, 2, np.float32)}
+    assert nearest_model(0, np.zeros(3, np.float32), (1, 2), models) == 1
+
+
 @pytest.mark.parametrize(("own", "expected"), [(0, 0), (2, 2), (5, 0)])
 def test_tie_goes_to_the_own_model(own, expected):
     """At a tie the model of the device is chosen else the smallest."""
@@ -51,6 +57,14 @@ def test_highest_cosine_is_chosen(length):
     end = {m: np.zeros(length, np.float32) for m in (0, 1, 2)}
     end[1][-1], end[2][-1] = -1, 1
     assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
+
+
+def test_direction_is_not_distance():
+    """The nearest direction is not the nearest model."""
+    models = {0: np.zeros(2, np.float32), 1: np.array([9, 9], np.float32), 2: np.array([1, -1], np.float32)}
+    delta = np.array([1, 0.5], np.float32)
+    assert nearest_direction(0, delta, (1, 2), models) == 1
+    assert nearest_model(0, delta, (1, 2), models) == 2
 
 
 def test_unmoved_model_has_cosine_0():

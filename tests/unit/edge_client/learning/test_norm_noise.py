@@ -2,10 +2,11 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from edge_client.learning.norm_noise import SYSTEM, noise_factor
+from edge_client.learning.norm_noise import CLIP, SYSTEM, noise_factor
 from shoal.limits import MAX_NORM_NOISE
 
 
@@ -26,6 +27,14 @@ def test_mean_is_one_and_deviation_is_blur(blur):
     deviation = math.sqrt(sum((f - mean) ** 2 for f in found) / len(found))
     assert mean == pytest.approx(1.0, abs=3 * blur / math.sqrt(len(found)))
     assert deviation == pytest.approx(blur, rel=0.03)
+
+
+@pytest.mark.parametrize("value", [-99.0, 99.0])
+def test_factor_is_bounded_and_positive(value):
+    """The factor is bounded and stays positive."""
+    factor = noise_factor(MAX_NORM_NOISE, SimpleNamespace(normalvariate=lambda *_: value))
+    assert factor == pytest.approx(1 + math.copysign(CLIP * MAX_NORM_NOISE, value))
+    assert factor > 0.1
 
 
 def test_device_draws_from_operating_system():

@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from edge_client.learning import personal
 from edge_client.learning.personal import ALONE, CLUSTER, choose, clearly_better
@@ -9,6 +12,9 @@ from shoal.protocol.recipe import LocalTraining
 
 EPOCHS = LocalTraining(epochs=2, batch_size=5, prox_mu=0.5)
 STEPS = LocalTraining(epochs=0, steps=4, batch_size=0, prox_mu=0.5)
+LOSSES = st.integers(2, 12).flatmap(
+    lambda n: st.lists(arrays(np.float64, n, elements=st.floats(0, 100, width=32)), min_size=1, max_size=5)
+)
 
 
 def of(*values):
@@ -66,6 +72,16 @@ def test_one_sure_mistake_decides_nothing():
     assert choose({CLUSTER: sure, ALONE: guess}, labels=True) == CLUSTER
 
 
+@given(st.lists(st.floats(0, 50) | st.sampled_from([np.inf, np.nan]), min_size=1, max_size=40))
+def test_smoothing_bounds_and_keeps_order(values):
+    """Smoothing bounds losses and keeps their order."""
+    losses = np.array(values)
+    found = personal.smoothed(losses)
+    assert ((found >= -1e-12) & (found <= np.log(len(values) + 1) + 1e-12)).all()
+    order = np.argsort(np.where(np.isfinite(losses), losses, np.inf), kind="stable")
+    assert (np.diff(found[order]) >= -1e-12).all()
+
+
 def test_clearly_better_model_is_preferred():
     """A model is preferred if it is clearly better or for labels likelier."""
     own, other = np.full(5, 0.15), np.full(5, 0.10)
@@ -73,6 +89,29 @@ def test_clearly_better_model_is_preferred():
     assert not personal.preferred(own, other, labels=True)
     assert not personal.preferred(other, own, labels=False)
     assert personal.preferred(of(9, 9, 9), of(0.1, 0.1, 0.1), labels=True)
+
+
+@given(LOSSES)
+def test_choice_has_no_larger_mean_loss(losses):
+    """The choice is the cluster's model or has a smaller mean loss."""
+    named = {CLUSTER: losses[0], **{str(i): other for i, other in enumerate(losses[1:])}}
+    choice = choose(named, labels=False)
+    # Equal means: the mean of the gains may differ from their difference by a rounding error.
+    assert choice == CLUSTER or named[choice].mean() <= named[CLUSTER].mean()
+    for name, other in named.items():
+        if name != CLUSTER and clearly_better(named[CLUSTER], other):
+            assert named[choice].mean() <= other.mean()
+
+
+@given(LOSSES, st.booleans())
+def test_candidates_compare_one_by_one(losses, labels):
+    """A device stores only the leader so far: the last leader is the choice."""
+    named, leader = {CLUSTER: losses[0]}, CLUSTER
+    for i, other in enumerate(losses[1:]):
+        named[str(i)] = other
+        now = choose(named, labels=labels)
+        assert now in (leader, str(i))
+        leader = now
 
 
 @pytest.mark.parametrize(("name", "node"), [("node-7", 7), ("7", None), ("alone", None), ("node-x", None)])

@@ -4,10 +4,30 @@ import numpy as np
 import pytest
 
 from edge_client.learning.data import Dataset
-from edge_client.learning.model import OrtModel
+from edge_client.learning.model import OrtModel, Score
 from edge_client.learning.scoring import choose, score
 from shoal.errors import TaskError
 from tests.helpers.tasks import samples
+
+
+class Backend:
+    """Scores a model by its first coordinate, and records the samples it was given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def score(self, theta, x, y):
+        self.seen.append((x, y))
+        return Score(float(theta[0]), 0, 4)
+
+
+def test_every_model_is_scored():
+    """Every model is scored on all samples in order."""
+    backend, batch = Backend(), Dataset(*samples(4))
+    models = [np.full(15, loss, np.float32) for loss in (0.5, 0.25, 2.0)]
+    assert score(models, batch, backend).tolist() == [0.5, 0.25, 2.0]
+    assert all(x is batch.x and y is batch.y for x, y in backend.seen)
+    assert score([], batch, backend).shape == (0,)
 
 
 def test_scoring_picks_the_model_that_fits(logistic):

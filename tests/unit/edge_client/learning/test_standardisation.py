@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_client.learning import standardisation
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.standardisation import (
     LARGEST,
@@ -35,6 +36,13 @@ def test_result_has_mean_0_and_deviation_1():
     np.testing.assert_allclose(found.std(axis=0), 1, rtol=1e-5)
 
 
+def test_blocks_give_the_same_result(monkeypatch):
+    scale, found = local_scale(X, RUN), standardised(X, local_scale(X, RUN))
+    monkeypatch.setattr(standardisation, "_BLOCK", 7)
+    np.testing.assert_allclose(local_scale(X, RUN).means, scale.means, rtol=1e-12)
+    np.testing.assert_array_equal(standardised(X, scale), found)
+
+
 def test_missing_values_become_the_mean():
     """Missing values do not count and become the mean."""
     x = np.array([[1, np.nan], [3, np.nan], [np.nan, np.nan]], np.float32)
@@ -51,6 +59,15 @@ def test_constant_is_0_and_absurd_is_limited():
     assert standardised(x, local_scale(x, RUN)).tolist() == [[0.0]] * 4
     found = standardised(np.array([[3e38], [-3e38]], np.float32), Scale(RUN, (0.0,), (1e-30,)))
     assert found.tolist() == [[LARGEST], [-LARGEST]]
+
+
+def test_values_keep_their_places():
+    """Values keep their places in a sample of any shape."""
+    x = X[:12].reshape(3, 2, 2, 3)
+    found = standardised(x, local_scale(x, RUN))
+    assert found.shape == x.shape
+    flat = x.reshape(3, 12).astype(float)
+    np.testing.assert_allclose(found.reshape(3, 12), (flat - flat.mean(0)) / flat.std(0), rtol=1e-4, atol=1e-5)
 
 
 def test_all_shares_have_one_scale():

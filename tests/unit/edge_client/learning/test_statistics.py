@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edge_client.learning.statistics import COUNT, LEAST_DEVIATION, scale_doubt, scale_from, statistics_of
+from edge_client.storage.scales import Scales
 from shoal.errors import DataError, IntegrityError
 from shoal.task.data_declaration import DataDeclaration
 
@@ -37,6 +38,14 @@ def test_vector_is_bounded_and_padded():
     assert few.dtype == np.float32
 
 
+def test_noise_on_lengths_cancels():
+    """Noise on the length of each vector cancels."""
+    found = statistics_of(share(50), DATA, 5)
+    plain, noisy = scale_from(found, DATA, RUN), scale_from(found * np.float32(1.7), DATA, RUN)
+    np.testing.assert_allclose(plain.means, noisy.means, rtol=1e-5)
+    np.testing.assert_allclose(plain.deviations, noisy.deviations, rtol=1e-3)
+
+
 def test_missing_values_do_not_count():
     """Missing values do not count and a feature without any is refused."""
     x = np.array([[1, np.nan], [3, 1000], [np.nan, 3000]], np.float32)
@@ -46,6 +55,12 @@ def test_missing_values_do_not_count():
     x[:, 1] = np.nan
     with pytest.raises(DataError, match="column 'b' has no value in the training share"):
         statistics_of(x, DATA, 5)
+
+
+def test_constant_has_the_least_deviation():
+    """A constant feature has the least deviation of its range."""
+    scale = scale_from(statistics_of(np.full((4, 2), 5.0, np.float32), DATA, 5), DATA, RUN)
+    np.testing.assert_allclose(scale.deviations, [10 * LEAST_DEVIATION, 2500 * LEAST_DEVIATION], rtol=0.2)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +108,11 @@ def test_mean_not_finite_is_refused(mean):
     with pytest.raises(IntegrityError, match="no statistics yet, or not finite ones") as caught:
         scale_from(np.array(mean, np.float32), DATA, RUN)
     assert "start a new run" in caught.value.hint
+
+
+def test_scale_names_its_features(tmp_path):
+    """A scale that names features is stored with them."""
+    scale = scale_from(np.array([0, 0, -1, 1, 1], np.float32), DATA, RUN)
+    Scales(tmp_path).save(scale)
+    assert Scales(tmp_path).load(RUN) == scale
+    assert scale.doubted == ("feature 'a'",)

@@ -77,6 +77,21 @@ def test_no_text_table_is_refused(tmp_path, data):
         table(tmp_path, data)
 
 
+def test_columns_are_found_by_name(tmp_path):
+    """Columns are found by name in the tasks order."""
+    raw = table(tmp_path, "id;area;diagnosis;radius\n842302;1001;malignant;17.99\n8510426;566.3; benign ;13.54\n", SPEC)
+    assert raw.x.tolist() == [[17.99, 1001], [13.54, 566.3]]
+    assert raw.y.tolist() == [1, 0]
+    assert (raw.columns, raw.column_name(1)) == (("radius", "area"), "column 'area'")
+
+
+@pytest.mark.parametrize("text", ["1,2,benign\n3,4,malignant\n", "radius,area,diagnosis\n1,2,benign\n3,4,malignant\n"])
+def test_header_is_optional_for_own_columns(tmp_path, text):
+    """A header is optional where the columns are the tasks."""
+    raw = table(tmp_path, text, SPEC)
+    assert (raw.x.tolist(), raw.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+
+
 # ------------------------------------------------------------------------------------------------------------ names
 
 
@@ -116,6 +131,22 @@ def test_names_need_a_header(tmp_path):
         table(tmp_path, "1,2,3,benign\n", SPEC)
     with pytest.raises(DataError, match="has no header, so it has no column 'grade'"):
         table(tmp_path, "1,2,3\n", TableSpec(2, label="grade"))
+
+
+@pytest.mark.parametrize(
+    ("text", "x"),
+    [
+        ("1,2\n", [[1, 2]]),
+        ("1,2,0\n", [[1, 2]]),
+        ("a,label\n1,2\n", [[1, 2]]),
+        ("label,a,b\n0,1,2\n", [[1, 2]]),
+        ("a,b,c\n1,2,nonsense\n", [[1, 2]]),
+    ],
+)
+def test_labels_may_be_absent_if_unneeded(tmp_path, text, x):
+    """Labels may be absent where none are needed."""
+    raw = table(tmp_path, text, TableSpec(2, labelled=False))
+    assert (raw.x.tolist(), len(raw.y)) == (x, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ cells

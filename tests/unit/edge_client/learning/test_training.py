@@ -101,6 +101,14 @@ def test_the_given_model_is_not_modified(theta0, batch, backend):
     np.testing.assert_array_equal(theta0, before)
 
 
+def test_zero_epochs_report_the_loss(theta0, batch, backend):
+    """Zero epochs change nothing and report the loss."""
+    result = run(theta0, batch, backend, epochs=0)
+    assert result.steps == 0
+    assert not result.delta.any()
+    assert result.mean_loss == backend.score(theta0, batch.x, batch.y).mean_loss
+
+
 def test_cancelling_stops_before_next_step(theta0, batch, backend):
     answers = iter([False, False, True])
     asked = []

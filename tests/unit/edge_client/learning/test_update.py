@@ -135,6 +135,16 @@ def test_the_upload_is_masked(context):
     assert upload.key_id == context.round.key_id
 
 
+def test_single_candidate_is_not_scored(context):
+    """Its loss is the mean loss during training."""
+    _, upload, _ = do(context, assignment(4))
+    batches = BatchOrder(context.plan, "dev-1", 2)
+    expected = train(
+        MODELS[4], context.shares.train, local_training(context.plan), context.backend, batches, 1, lambda: False
+    )
+    assert upload.loss == round(expected.mean_loss, 4)
+
+
 @pytest.mark.parametrize("share", [Share.TRAIN, Share.VALIDATION, Share.TEST])
 def test_scoring_reports_margins(context, share):
     """Scoring orders report margins on their share."""
@@ -211,6 +221,11 @@ def test_margins_of_unusual_losses():
     assert reported_margins(np.array([-2.0, -1.5]), squared=True) == (0.0, 0.5), "likelihoods of the task's own loss"
 
 
+def test_a_control_that_diverged_is_worse():
+    fine, broken = np.array([1.0, 1.5]), np.array([1.0, np.nan])
+    assert trial_margins([fine, broken], np.array([1.0, np.nan]), np.array([0, 1])) == (5.0, 5.0)
+
+
 def test_margins_are_clipped_and_rounded(context):
     """Beyond the clip the vote is clear, and the exact figure would only reveal more of the data."""
     models = {0: np.zeros(D, np.float32), 1: MODELS[3] * 1000}
@@ -226,6 +241,34 @@ def test_report_counts_on_test_share_alone(context):
     expected = context.backend.score(MODELS[best], context.shares.test.x, context.shares.test.y)
     assert (upload.correct, upload.tested) == (expected.correct, len(context.shares.test))
     assert (finished.correct, finished.tested) == (upload.correct, upload.tested)
+
+
+def test_evaluation_comes_before_training(context):
+    """Evaluation looks at the model before training."""
+    _, upload, _ = do(context, assignment(3, evaluate=True))
+    expected = context.backend.score(MODELS[3], context.shares.test.x, context.shares.test.y)
+    assert upload.correct == expected.correct
+
+
+def test_the_models_are_not_touched(context):
+    before = {m: v.copy() for m, v in MODELS.items()}
+    do(context, assignment(3, 4, 5))
+    assert all(np.array_equal(before[m], MODELS[m]) for m in MODELS)
+
+
+def test_upload_holds_all_that_binds_it(context):
+    """Everything that binds an upload is in it."""
+    _, upload, _ = do(context, assignment(3))
+    plan = context.plan
+    assert (upload.fleet, upload.run, upload.run_id) == (plan.fleet, plan.run, plan.run_id)
+    assert (upload.round, upload.nonce, upload.phase) == (2, b"n" * 16, Phase.TRAIN)
+    assert (upload.device, upload.recipient) == ("dev-1", AGGREGATOR.member.seal_key)
+    assert (upload.task_digest, upload.mode, upload.key_id) == (
+        plan.task_digest,
+        plan.recipe.mode,
+        context.round.key_id,
+    )
+    assert (upload.key_version, upload.statement) == (3, b"signed")
 
 
 def test_ordered_checkpoints_follow_update(context):
@@ -331,6 +374,21 @@ def test_restart_repeats_order_of_batches(context):
     ]
     seen = [tuple(o) for stream in (first, *others) for o in stream]
     assert len(set(seen)) == len(seen)
+
+
+def test_seed_repeats_the_order_of_a_run(context):
+    """The number and the random id of a run decide nothing: its seed repeats it."""
+    again = dataclasses.replace(context.plan, run=2, run_id=b"s" * 16)
+    first, second = (BatchOrder(plan, "dev-1", 2) for plan in (context.plan, again))
+    for _ in range(3):
+        assert first.permutation(24).tolist() == second.permutation(24).tolist()
+
+
+def test_the_plan_decides_how_training_goes(context):
+    local = LocalTraining(epochs=0, steps=7, batch_size=0, lr=0.5, lr_decay=0.9, momentum=0.1, clip=2.0, prox_mu=0.3)
+    made = local_training(altered(context.plan, local=local))
+    assert (made.epochs, made.steps, made.batch_size, made.lr) == (0, 7, 0, 0.5)
+    assert (made.lr_decay, made.momentum, made.clip, made.prox_mu) == (0.9, 0.1, 2.0, 0.3)
 
 
 def test_many_samples_report_the_plans_limit(context):

@@ -30,6 +30,15 @@ def test_growth_and_replacement_are_noticed(tmp_path):
     assert look() != third
 
 
+def test_images_are_looked_at_one_by_one(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(b"12345")
+    look = watch_of(tmp_path)
+    assert look().total_bytes == 5
+    (tmp_path / "cat" / "2.png").write_bytes(b"12")
+    assert look().total_bytes == 7
+
+
 def test_data_that_are_gone_are_an_error(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         watch_of(tmp_path / "none.csv")()

@@ -60,6 +60,23 @@ def test_arithmetic_broadcasts(operator, shapes, seed):
     agree(operator, a, b)
 
 
+@pytest.mark.parametrize("operator", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
+@pytest.mark.parametrize("make", [floats, integers])
+def test_comparisons(operator, make):
+    a = make((3, 4))
+    b = a.copy()
+    b[1] = make((4,), 7)
+    agree(operator, a, b, out_type=BOOL)
+    agree(operator, a, b[0], out_type=BOOL)
+
+
+def test_logic():
+    a, b = np.array([[True], [False]]), np.array([True, False])
+    for operator in ("And", "Or", "Equal"):
+        agree(operator, a, b, out_type=BOOL)
+    agree("Not", a, out_type=BOOL)
+
+
 def test_max_and_min_take_many_inputs():
     """Max and min take any number of inputs."""
     parts = [floats((2, 3)), floats((3,), 1), floats((1, 1), 2)]
@@ -108,6 +125,15 @@ def test_where_broadcasts_three_inputs():
 
 
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", [None, [0], [-1], [0, 2], [1, 0, 2], []])
+def test_reductions(operator, keepdims, axes):
+    given_axes = None if axes is None else np.array(axes, np.int64)
+    for shape in ((2, 3, 4), (100, 30, 2)):
+        agree(operator, floats(shape), given_axes, keepdims=keepdims)
+
+
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean"])
 def test_no_axes_may_do_nothing(operator):
     """A reduction over no axes may do nothing."""
     for axes in (None, np.zeros(0, np.int64)):
@@ -126,6 +152,14 @@ def test_a_sum_of_integers_keeps_its_dtype(dtype):
 def test_argmax_of_ties_is_first_or_the_last(axis, keepdims, last):
     ties = np.array([[1, 3, 3, 0], [3, 3, 1, 3]], np.float32)
     agree("ArgMax", ties, axis=axis, keepdims=keepdims, select_last_index=last, out_type=INT64)
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax(operator, axis):
+    agree(operator, floats((3, 4, 5)), axis=axis)
+    agree(operator, floats((3, 4, 5)) * 100, axis=axis)
+    agree(operator, floats((6, 2)))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ def test_squeeze_and_unsqueeze():
         numpy_run("Squeeze", numbers(2, 3), longs(0))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (4, 2, 3), (1, 1), (2, 1), ()])
+def test_expand_broadcasts_both_ways(shape):
+    agree("Expand", numbers(2, 3), longs(*shape))
+    agree("Expand", numbers(2, 1), longs(2, 3))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_concat(axis):
+    parts = [numbers(2, 3), numbers(2, 3) + 10, numbers(2, 3) + 20]
+    agree("Concat", *parts, axis=axis)
+    agree("Concat", numbers(2, dtype=np.int64), numbers(3, dtype=np.int64), axis=0)
+
+
 def test_concat_of_other_shapes_is_refused():
     for other in (numbers(3, 4), numbers(3)):
         with pytest.raises(TaskError, match="Concat"):
@@ -171,6 +184,13 @@ def test_unlike_indices_are_refused():
         numpy_run("ScatterElements", numbers(3), longs(0), numbers(2))
     with pytest.raises(TaskError, match="reduction 'most'"):
         numpy_run("ScatterElements", numbers(3), longs(0), numbers(1), reduction="most")
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+def test_one_hot(axis):
+    levels = np.array([0.5, 2], np.float32)
+    agree("OneHot", np.array([[0, 2], [-1, 7]]), np.array(3), levels, axis=axis, out_type=FLOAT)
+    agree("OneHot", longs(1, 0), np.array([3]), longs(0, 1), out_type=INT64)
 
 
 def test_constants():

@@ -9,11 +9,23 @@ from edge_client.learning.executor import onnx_runtime
 from edge_client.learning.executor.base import Graph
 from edge_client.learning.executor.onnx_runtime import OrtExecutor
 from shoal.errors import TaskError
+from shoal.task.onnx_contents import TensorType
 from tests.helpers.tasks import logistic_models, samples
 
 
 def loaded(model=None):
     return OrtExecutor(Graph("grad", (model or logistic_models()[1]).SerializeToString()))
+
+
+def test_names_are_numpys():
+    """Inputs and outputs have numpys names."""
+    made = loaded()
+    assert made.inputs == (
+        TensorType("theta", "float32", (15,)),
+        TensorType("x", "float32", (None, 4)),
+        TensorType("y", "int64", (None,)),
+    )
+    assert made.outputs == ("loss", "grad")
 
 
 def test_inputs_that_do_not_fit_are_refused():

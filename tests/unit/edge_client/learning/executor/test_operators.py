@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, defs
 
-from edge_client.learning.executor.operators import OPERATORS, find
+from edge_client.learning.executor.operators import _FIXED, ANY, OPERATORS, find
 from shoal.errors import TaskError
 from shoal.task.onnx_contents import Node
 from tests.helpers.executors import numpy_run, tensor
@@ -18,6 +18,16 @@ def test_missing_operator_names_its_extra(name):
     with pytest.raises(TaskError, match=f"does not have the operator '{name}'") as caught:
         find(name)
     assert "pip install 'shoal[edge]'" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operator_takes_onnx_inputs(name):
+    """An operator takes the numbers of inputs that onnx gives it."""
+    schema, operator = defs.get_schema(name, 20), OPERATORS[name]
+    assert operator.fewest == schema.min_input
+    assert operator.most == (schema.max_input if schema.max_input < 1 << 30 else float("inf"))
+    assert set(operator.letters) <= {"T", *_FIXED}
+    assert operator.dtypes <= ANY
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ def test_parts_give_the_whole_gradient(monkeypatch):
     np.testing.assert_array_equal(parts, whole)
 
 
+def test_model_is_read_from_its_own_memory():
+    """Another model is read from its own memory."""
+    executor = OrtExecutor(Graph("grad", model(*CHAIN)))
+    first, second = np.arange(D, dtype=np.float32), np.ones(D, np.float32)
+    executor.run({"theta": first})
+    np.testing.assert_array_equal(executor.run({"theta": second})[0], [1, 1, 1, 1, 2, 2])
+    second += 1
+    np.testing.assert_array_equal(executor.run({"theta": second})[0], [4, 4, 4, 4, 4, 4])
+
+
 @pytest.mark.parametrize(
     "theta",
     [np.zeros(D - 1, np.float32), np.zeros(D), np.zeros(2 * D, np.float32)[::2], np.zeros((D, 1), np.float32)],
