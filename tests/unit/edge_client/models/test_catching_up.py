@@ -35,6 +35,19 @@ REFUSED = step(8, recipe(0, 8, (0, 6)))
 MERGE = step(9, recipe(3, 9, (1, 8, 0.5), (2, 8, 0.5)))
 
 
+def test_device_in_step_applies_last_step():
+    plan = compare(held((0, 6)), [train(0, 6), train(0, 7)], {0})
+    assert plan.steps == (train(0, 7),)
+    assert (plan.missing, plan.out_of_step, plan.waiting) == ((), (), frozenset())
+    assert plan.keep == set(ids((0, 7)))
+
+
+def test_one_missed_round_applies_both_steps():
+    """A device that missed one round applies both steps in order."""
+    for steps in ([train(0, 6), train(0, 7)], [train(0, 7), train(0, 6)]):
+        assert compare(held((0, 5)), steps, {0}).steps == (train(0, 6), train(0, 7))
+
+
 def test_more_missed_rounds_take_checkpoint():
     """A device that missed more takes a checkpoint of the newest state."""
     for known in (certified((0, 7)), certified((0, 7), (0, 5))):
@@ -48,6 +61,29 @@ def test_uncertified_state_keeps_its_past():
     plan = compare(held((0, 4)), [train(0, 6), train(0, 7)], {0})
     assert (plan.steps, plan.missing, plan.waiting) == ((), ids((0, 7)), {6, 7})
     assert plan.keep == set(ids((0, 5), (0, 6), (0, 7)))
+
+
+def test_newcomer_takes_each_checkpoint():
+    """A newcomer holds nothing and takes a checkpoint of each model that it follows."""
+    plan = compare({}, [train(0, 6), step(7, *train(0, 7).recipes, also_open=[(4, 2)])], {0, 4})
+    assert plan.missing == ids((0, 7), (4, 2))
+
+
+def test_missing_keys_take_a_checkpoint():
+    """It was admitted, or came back after its chain had moved on."""
+    plan = compare(held((0, 5)), [train(0, 6), train(0, 7)], {0}, keys={7, 8})
+    assert (plan.steps, plan.missing) == ((), ids((0, 7)))
+
+
+def test_unchanged_model_needs_nothing():
+    """A model that did not change needs nothing however long a device was away."""
+    plan = compare(held((5, 1)), [step(80, also_open=[(5, 1)]), step(81, also_open=[(5, 1)])], {5})
+    assert (plan.steps, plan.missing, plan.keep) == ((), (), set(ids((5, 1))))
+
+
+def test_before_first_step_all_states_stay():
+    plan = compare(held((0, 0), (1, 0)), [], {0})
+    assert (plan.steps, plan.missing, plan.keep) == ((), (), set(ids((0, 0), (1, 0))))
 
 
 def test_unfollowed_recipes_are_left_out():
@@ -80,6 +116,16 @@ def test_missed_fork_is_made_on_the_way():
     assert plan.keep == set(ids((1, 8)))
 
 
+def test_merge_names_a_model_never_held():
+    """A merge names a model never held and the device takes a checkpoint of that."""
+    plan = compare(held((1, 8)), [train(1, 8), MERGE], {3}, certified=certified((1, 8), (2, 8)))
+    assert (plan.steps, plan.missing) == ((), ids((2, 8)))
+    assert plan.waiting == {9}, "the keys of round 9 are needed for the merged state's digest"
+    assert plan.keep >= set(ids((1, 8), (2, 8), (3, 9)))
+    then = compare(held((1, 8), (2, 8)), [train(1, 8), MERGE], {3}, certified=certified((1, 8), (2, 8)))
+    assert (then.steps, then.missing, then.waiting, then.keep) == ((MERGE,), (), frozenset(), set(ids((3, 9))))
+
+
 def test_uncertified_merge_loses_nothing():
     """A merge whose halves are not certified yet loses neither half nor keys."""
     plan = compare(held((1, 8)), [train(1, 8), MERGE], {3}, certified=certified((1, 8)))
@@ -101,6 +147,20 @@ def test_merge_through_two_steps_waits():
     assert plan.keep >= set(ids((1, 7), (1, 8), (2, 8), (3, 9)))
 
 
+def test_another_digest_is_out_of_step():
+    """A state with another digest than the certified one is out of step."""
+    steps, good = [train(0, 6), train(0, 7)], certified((0, 7))
+    plan = compare(held((0, 7), digest=b"bad"), steps, {0}, certified=good)
+    assert (plan.steps, plan.missing, plan.out_of_step) == ((), ids((0, 7)), ids((0, 7)))
+
+
+def test_state_heals_from_an_earlier_one():
+    """A state out of step heals from an earlier one that is in step."""
+    states = held((0, 6)) | held((0, 7), digest=b"bad")
+    plan = compare(states, [train(0, 7)], {0}, certified=certified((0, 6), (0, 7)))
+    assert (plan.steps, plan.missing, plan.out_of_step) == ((train(0, 7),), (), ids((0, 7)))
+
+
 def test_state_out_of_step_makes_nothing():
     """Nothing is made from a state out of step."""
     plan = compare(held((0, 6), digest=b"bad"), [train(0, 6), train(0, 7)], {0}, certified=certified((0, 6)))
@@ -110,6 +170,12 @@ def test_state_out_of_step_makes_nothing():
 
 def test_uncertified_state_counts_as_in_step():
     assert compare(held((0, 6)), [train(0, 7)], {0}, certified={}).steps == (train(0, 7),)
+
+
+def test_origins_out_of_step_are_missing():
+    """Origins out of step are missing before the first step."""
+    plan = compare(held((0, 0), digest=b"bad"), [], {0}, certified=certified((0, 0)))
+    assert plan.missing == plan.out_of_step == ids((0, 0))
 
 
 @pytest.mark.parametrize("terms", [2, 4000])

@@ -71,6 +71,15 @@ def sealed_by_hand(theta=(2, 3, 4), body=None, keys=KEYS, sender=IDENTITIES[0], 
     return seal_message_to_group(sender, module._group(keys), head, encode(SealedState(**fields)) + body).payload
 
 
+def test_checkpoint_gives_the_sealed_state():
+    """A checkpoint gives the state that was sealed."""
+    opened = open_()
+    assert opened.theta.tobytes() == HELD.held[STATE].theta.tobytes()
+    assert opened.held == HELD.held[STATE].held
+    assert opened.digest_key == HELD.held[STATE].digest_key
+    assert open_(sealed_by_hand()).held == opened.held
+
+
 def test_newcomer_under_a_later_version():
     """It can derive neither the keys of the state's round nor the digest's key."""
     newcomer = keys_of(3, version=2, first_round=3)

@@ -27,6 +27,24 @@ def test_draw_has_the_figures_of_the_origin(origin):
     np.testing.assert_array_equal(found[4000:4100], origin[4000:4100])
 
 
+def test_a_draw_is_not_the_origin(origin):
+    """Neither the coordinates of a large tensor nor the one of a small tensor are stored."""
+    found = draw(figures_of(origin, LENGTHS), LENGTHS, 7)
+    assert abs(np.corrcoef(found[:4000], origin[:4000])[0, 1]) < 0.1
+    assert found[-1] == np.float32(0.12)
+
+
+def test_a_draw_repeats_by_its_seed(origin):
+    figures = figures_of(origin, LENGTHS)
+    first, again, other = (draw(figures, LENGTHS, seed) for seed in (7, 7, 8))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first[:4000], other[:4000])
+    # Known answer: the draw must not change with a library.
+    np.testing.assert_array_equal(
+        draw(TensorFigures((1.0,), (0.5,)), (3,), 5), np.array([1.0823236, 1.4007056, 0.6494131], np.float32)
+    )
+
+
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=30))
 def test_figures_are_finite_and_travel(values):
     """Figures of any model are finite and travel through the codec."""

@@ -3,11 +3,22 @@
 import numpy as np
 import pytest
 
+from crypto.mask.schedule import state_digest
 from edge_client.models.states import ModelState
 from shoal.errors import IntegrityError, UsageError
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import HeldState, StateId
 from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, vector
+
+
+def test_origins_are_the_states_of_round_0():
+    keys = chain().take()
+    states = origins(vector(1, 2), vector(3, 4), keys=keys)
+    assert [state.theta.tolist() for state in states.held.values()] == [[1, 2], [3, 4]]
+    assert states.digests() == {
+        StateId(m, 0): state_digest(keys.digest_key, RUN_ID, m, 0, theta)
+        for m, theta in enumerate([vector(1, 2), vector(3, 4)])
+    }
 
 
 def test_a_step_adds_states_and_changes_none():
@@ -57,6 +68,13 @@ def test_other_bits_have_other_digests():
     ]
     assert made[0].digest != made[1].digest
     assert np.array_equal(made[0].theta, made[1].theta)
+
+
+def test_unnamed_states_are_forgotten():
+    """States that are not named are forgotten."""
+    states = origins(vector(1), vector(2), vector(3)).keep({StateId(1, 0), StateId(7, 7)})
+    assert list(states.held) == [StateId(1, 0)]
+    assert states.newest(0) is None
 
 
 def test_the_newest_state_of_a_model():

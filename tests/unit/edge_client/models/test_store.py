@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 
+import numpy as np
 import pytest
 
 from crypto.mask.schedule import RunChain
@@ -18,7 +19,7 @@ from edge_client.models.store import (
 )
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.states import FORKED_ROUND, StateId
+from shoal.protocol.states import FORKED_ROUND, NO_TRANSCRIPT, StateId
 from shoal.util.files import private_directory, write_atomic
 from tests.helpers.model_states import FLEET, RUN_ID, chain, origins, recipe, step, take, vector
 from tests.helpers.power_cuts import CutAt, cut_at
@@ -103,6 +104,44 @@ def test_files_are_private_one_a_state(directory):
     assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
 
 
+def test_unchanged_state_is_not_rewritten(directory):
+    """A state that did not change is not written again."""
+    store = started(directory)
+    close(store, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        close(store, 2)
+    assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
+
+
+def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
+    """The file of a state whose commit failed is removed by the next one."""
+    store = started(directory)
+    states, _ = store.load()
+    made = states.apply(step(1, recipe(0, 1, (0, 0), mean=1.0)), {0: MEAN}, take(store, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write_index", lambda *_: (_ for _ in ()).throw(ConfigError("the disk is full")))
+        with pytest.raises(ConfigError, match="full"):
+            store.commit(made.keep({StateId(0, 1), StateId(1, 0)}), applied=1)
+    assert len(files(directory)) == 4
+    store.commit(states, applied=0)
+    assert len(files(directory)) == 3
+    assert same(StateStore.open(directory).load()[0], states)
+
+
+def test_new_run_removes_the_last_one(directory):
+    """A new run removes states and keys of the last one."""
+    close(started(directory), 1)
+    old = contents(directory)
+    StateStore.begin(directory, chain(run_id=b"s" * 16))
+    store = StateStore.open(directory)
+    assert store.run_id == b"s" * 16
+    assert store.load()[0].held == {}
+    assert files(directory) == [INDEX_FILE]
+    parts = {old[i : i + 32] for i in range(len(old) - 32)} - {NO_TRANSCRIPT}
+    assert not any(part in contents(directory) for part in parts)
+
+
 def test_transcript_outlives_a_restart(directory):
     """The transcript comes back after a restart and a refused run stays refused."""
     store = started(directory)
@@ -160,6 +199,20 @@ def test_keys_are_derived_once(directory, monkeypatch):
     assert store.peek(3).content == expected_keys(3).content, "of the chain after the commit"
     store.renew(chain(2, first_round=3))
     assert store.peek(3).key_version == 2, "none of the older version is left"
+
+
+def test_commit_takes_the_open_rounds_keys(directory):
+    """A commit takes the keys of the open round in the same write."""
+    store = started(directory)
+    states, _ = store.load()
+    keys = store.peek(4)
+    store.commit(states, applied=3, taking=4)
+    opened = StateStore.open(directory)
+    assert opened.pending.keys() == {4}
+    assert opened.peek(4).content == keys.content
+    assert not opened.has_keys(3)
+    opened.commit(states, applied=3, taking=4)
+    assert StateStore.open(directory).pending.keys() == {4}, "announced again"
 
 
 def test_skipped_rounds_can_not_be_taken(directory):
@@ -224,6 +277,18 @@ def test_newer_version_keeps_pending_rounds(directory):
     newcomer = chain(2, first_round=5)
     newcomer.skip_to(6)
     assert take(again, 6).content == newcomer.take().content
+
+
+def test_early_keys_give_way_to_new_version(directory):
+    """Keys that were taken ahead of time give way to a newer version."""
+    store = started(directory)
+    for round_ in (3, 4, 5):
+        take(store, round_)
+    store.renew(chain(2, first_round=4))
+    again = StateStore.open(directory)
+    assert take(again, 3).content == expected_keys(3).content
+    newer = chain(2, first_round=4)
+    assert [take(again, r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
 
 
 def test_late_version_keeps_retained_keys(directory):
@@ -306,6 +371,16 @@ def test_file_of_another_state_is_found(directory):
     write_atomic(paths[0], paths[1].read_bytes())
     _, errors = StateStore.open(directory).load()
     assert "another state than the index says" in str(errors[0])
+
+
+def test_file_of_another_length_is_found(directory):
+    """With a checksum that is right."""
+    states = close(started(directory), 1)
+    path = state_path(directory, states, StateId(0, 1))
+    content = path.read_bytes()[:-32] + bytes(4)
+    write_atomic(path, content, hashlib.sha256(content).digest())
+    _, errors = StateStore.open(directory).load()
+    assert "where 3 coordinates belong" in str(errors[0])
 
 
 def test_surplus_bytes_are_damage(directory):
@@ -452,6 +527,24 @@ def test_cut_in_first_start_or_renewal(tmp_path):
     assert again.key_version == 2
 
 
+def test_states_are_written_before_the_index(directory):
+    """New states are on the disk before the index names them and old ones go afterwards."""
+    store = started(directory)
+    close(store, 1)
+    take(store, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        log = CutAt(patch, 10**6).log
+        close(store, 2)
+    kinds = ["index" if name == "replace" and entry[1].endswith(INDEX_FILE) else name for name, *entry in log]
+    at = kinds.index("index")
+    assert kinds[:at].count("replace") == 1
+    assert kinds[: kinds.index("replace")].count("fdatasync") == 1
+    assert "fsync" not in kinds[:at]  # one sync of the folder makes both names durable
+    assert "unlink" not in kinds[:at]
+    assert kinds[at + 1] == "fsync"
+    assert kinds.count("unlink") == 1
+
+
 def test_full_disk_leaves_all_as_it_was(directory, monkeypatch):
     """A full disk leaves keys and states as they were."""
     store = started(directory)
@@ -469,6 +562,16 @@ def test_full_disk_leaves_all_as_it_was(directory, monkeypatch):
             store.commit(ModelStates(FLEET, RUN_ID, {}), applied=1)
     assert same(store.load()[0], before)
     assert take(store, 2).content == expected_keys(2).content
+
+
+def test_any_layout_is_stored_as_it_is(directory):
+    """A vector of any layout is stored as it is."""
+    store = StateStore.begin(directory, chain())
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    store.commit(origins(matrix[0], matrix[1], keys=take(store, 1)), applied=0)
+    states, _ = StateStore.open(directory).load()
+    assert [states.newest(m).theta.tolist() for m in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
+    assert not states.newest(0).theta.flags.writeable
 
 
 def test_chain_on_disk_is_chain_in_memory(directory):

@@ -56,6 +56,16 @@ def statements(scene, models, round_):
     )
 
 
+def test_two_devices_begin_alike(scene):
+    """Two devices begin with the same origins and digests."""
+    begun = [open_run(scene.package, member) for member in scene.parties.members.values()]
+    held = [run.states.held[ORIGIN] for run in begun]
+    assert held[0].digest == held[1].digest
+    assert held[0].theta.tobytes() == origins()[0].tobytes()
+    assert begun[0].run.bundle.digest == scene.plan.task_digest
+    assert begun[0].chain.next_round == 1, "round 0 sealed the package"
+
+
 def test_package_is_not_owners_is_refused(scene):
     """A package that is not the owners is refused."""
     member = scene.parties.members["dev-1"]

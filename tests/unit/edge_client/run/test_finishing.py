@@ -1,12 +1,14 @@
 """When a device does its personal finish: once after a run, while it is idle, and never in the way of the next run."""
 
 import dataclasses
+import json
 import logging
 
 import pytest
 
 from edge_client.learning.finish import finish
 from edge_client.learning.worker import InlineWorker
+from edge_client.protocol.round_state import Stage
 from edge_client.run import finishing
 from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels
 from edge_client.storage.state import DeviceState
@@ -117,6 +119,16 @@ def test_a_damaged_choice_is_made_again(fleet):
     assert choice(fleet).choice != "cluster"
 
 
+def test_finish_waits_for_a_round(fleet):
+    """The finish waits while a round needs the device."""
+    for stage in (Stage.FETCHING, Stage.WORKING, Stage.SENDING):
+        busy = session(fleet, round=dataclasses.replace(session(fleet).round, stage=stage))
+        finisher(fleet).keep_up(idle=busy.idle)
+        assert not finisher(fleet).is_pending(idle=busy.idle)
+        assert not fleet.devices[NAME].finish_worker.work()
+    assert finish_of(fleet, NAME)
+
+
 def test_another_run_cancels_the_finish(fleet, caplog):
     """Another runs announcement cancels the finish at once."""
     device = fleet.devices[NAME]
@@ -127,6 +139,13 @@ def test_another_run_cancels_the_finish(fleet, caplog):
     assert not device.finish_worker.work()
     assert choice(fleet) is None
     assert finish_of(fleet, NAME)
+
+
+@pytest.mark.parametrize("change", [{"stop_at_s": 5.0}, {"latest": announcement(run=9)}, {"late": object()}])
+def test_stopping_device_is_not_idle(fleet, change):
+    """A device that stops or hears of another run is not idle."""
+    assert finisher(fleet).is_pending(idle=session(fleet).idle)
+    assert not finisher(fleet).is_pending(idle=session(fleet, **change).idle)
 
 
 def test_late_result_is_dropped(fleet):
@@ -180,3 +199,11 @@ def test_a_run_under_way_has_no_finish(tmp_path):
         assert not fleet.devices[NAME].runtime.finishing
         assert not finish_of(fleet, NAME)
         assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)
+
+
+def test_status_files_stay_as_they_were(fleet):
+    """The choice is in a file of its own: what a running device writes does not lose it."""
+    before = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
+    finish_of(fleet, NAME)
+    after = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
+    assert before["ended"] == after["ended"]

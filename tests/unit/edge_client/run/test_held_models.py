@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.strategies.base import place_assignment
 from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
-from edge_client.run.held_models import CertifiedStates, check_segments, length_of, segment_of
+from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
     IntegrityError,
@@ -21,7 +22,7 @@ from shoal.errors import (
 )
 from shoal.membership.statements import check_claims, read_claims, signers_needed
 from shoal.protocol.codec import decode_prefix
-from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import (
     SealedCheckpoints,
@@ -51,6 +52,13 @@ def damage(scene, models, at, factor=2.0):
     models._states = models.states.with_states([bad])
 
 
+def test_device_adds_the_mean_of_each_round(scene, models):
+    steps = to_round(scene, models, 3)
+    theta = scene.serve(models["dev-1"], scene.announcement(4, steps=steps))[0]
+    assert np.abs(theta - (origins()[0] + 3)).max() < 1e-5
+    assert list(models["dev-1"].states.held) == [StateId(0, 3)]
+
+
 def test_missing_one_round_changes_no_bit(scene, models):
     """Devices that missed no round and one hold the same bits."""
     steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
@@ -59,6 +67,25 @@ def test_missing_one_round_changes_no_bit(scene, models):
     for held in models.values():
         scene.serve(held, announced)
     assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
+
+
+def test_only_needed_means_are_fetched(scene, models):
+    steps = to_round(scene, models, 3)
+    announced = scene.announcement(4, steps=steps)
+    assert list(models["dev-1"].locate(announced, TRAIN)) == [scene.label(mean_number(0, 3))]
+    scene.serve(models["dev-1"], announced)
+    assert models["dev-1"].locate(announced, TRAIN) == {}, "announced again, after a reconnection for example"
+
+
+def test_states_are_stored_and_keys_erased(scene, models):
+    """States are stored and the keys of the rounds applied are erased."""
+    steps = to_round(scene, models, 2)
+    scene.serve(models["dev-1"], scene.announcement(3, steps=steps))
+    member = scene.parties.members["dev-1"]
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
+    assert resumed.states.digests() == models["dev-1"].states.digests()
+    assert not resumed._store.has_keys(2)
+    assert resumed._store.pending.keys() == {3}, "they are needed for this round's update and mean"
 
 
 def test_restart_makes_unstored_states_again(scene, models):
@@ -73,6 +100,25 @@ def test_restart_makes_unstored_states_again(scene, models):
     assert resumed.states.held.keys() == {StateId(0, 1)}
     assert scene.serve(resumed, announced)[0].tobytes() == theta.tobytes()
     assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
+
+
+def test_missed_rounds_take_a_checkpoint(scene, models):
+    """A device that missed more takes a checkpoint and the means after it."""
+    to_round(scene, models, 2)
+    both = {name: models[name] for name in ("dev-1", "dev-2")}
+    steps = (scene.step(1, {0: ONE}), scene.step(2, {0: ONE}))
+    for round_ in range(3, 7):
+        for held in both.values():
+            scene.serve(held, scene.announcement(round_, steps=steps))
+        steps = (*steps, scene.step(round_, {0: ONE}))[-2:]
+    ref = scene.checkpoint("dev-1", both["dev-1"], (0, 5), 6)
+    signed = statements(scene, models, 6, tuple(both))
+    announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
+    needed = models["dev-3"].locate(announced, TRAIN)
+    assert needed.keys() == {ref.label, scene.label(mean_number(0, 6))}
+    theta = scene.serve(models["dev-3"], announced)[0]
+    for held in both.values():
+        assert scene.serve(held, announced)[0].tobytes() == theta.tobytes()
 
 
 def test_without_checkpoint_state_is_lacking(scene, models):
@@ -191,6 +237,19 @@ def test_a_mean_of_another_round_is_refused(scene, models):
     other = scene.step(2, {0: ONE}).means[0]
     with pytest.raises(UntrustedError, match="is not the announced one"):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
+
+
+def test_mean_before_announcement_is_used(scene, models):
+    """A mean that arrives before its announcement is used."""
+    device = models["dev-1"]
+    scene.serve(device, scene.announcement(1))
+    step = scene.step(1, {0: ONE})
+    (ref,) = step.means
+    assert not device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
+    announced = scene.announcement(2, steps=(step,))
+    assert device.locate(announced, TRAIN) == {ref.label: ref.transfer}
+    assert device.arrived() == {ref.label: ref.transfer}
+    assert np.abs(device.thetas(announced, TRAIN)[0] - (origins()[0] + 1)).max() < 1e-5
 
 
 def test_early_other_transfer_is_forgotten(scene, models):
@@ -327,6 +386,14 @@ def test_job_masks_with_erased_keys_too(scene, models):
     assert context.derive_mask().key_id == context.key_id
 
 
+def test_model_not_held_is_not_attached(scene, models):
+    """A model that the device does not hold is left out of its attachment."""
+    order = dataclasses.replace(TRAIN, seal=(0, 1))
+    announced = scene.announcement(2, states={0: (0, 0), 1: (1, 1)})
+    scene.serve(models["dev-1"], announced)
+    assert models["dev-1"].context(announced, order).to_seal.keys() == {0}
+
+
 def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
     """The next rounds mask is derived ahead of time."""
     device, announced = models["dev-1"], scene.announcement(1)
@@ -339,6 +406,16 @@ def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
     context = device.context(following, TRAIN)
     assert context.derive_mask().key_id == context.key_id
     assert derived == []
+
+
+def test_masks_not_needed_are_not_derived(tmp_path):
+    """No mask is derived ahead for the final round or for a device that may sit out."""
+    scene = Scene(tmp_path / "all", "dev-1", rounds=3)
+    device = scene.device("dev-1")
+    assert device.next_mask(scene.announcement(2)) is not None
+    assert device.next_mask(scene.announcement(3)) is None
+    part = Scene(tmp_path / "part", "dev-1", participation=0.5)
+    assert part.device("dev-1").next_mask(part.announcement(1)) is None
 
 
 # -- key versions --
@@ -368,6 +445,20 @@ def test_newer_version_erases_the_older(scene, models):
         models["dev-1"].locate(scene.announcement(3, states={0: (0, 0)}), TRAIN)
 
 
+def test_mean_of_older_version_is_applied(scene, models):
+    """A mean of the version before is still applied."""
+    steps = to_round(scene, models, 1)
+    owner = scene.parties.owner
+    owner.rotate()
+    for name, member in scene.parties.members.items():
+        member.adopt(owner.roster_bytes)
+        member.take_grant(scene.parties.grant(name))
+    announced = scene.announcement(2, steps=steps, key_version=owner.roster.keys_since)
+    thetas = [scene.serve(held, announced)[0] for held in models.values()]
+    assert np.abs(thetas[0] - (origins()[0] + 1)).max() < 1e-5
+    assert len({theta.tobytes() for theta in thetas}) == 1
+
+
 def test_unknown_versions_mean_asks_for_help(scene, models):
     """It was away while that version was in use; were it to decline for another reason, it would be asked again and again."""
     scene.serve(models["dev-1"], scene.announcement(1))
@@ -381,6 +472,38 @@ def test_unknown_versions_mean_asks_for_help(scene, models):
     ((label, transfer),) = models["dev-1"].locate(announced, TRAIN).items()
     with pytest.raises(MissingStateError, match="never had the keys"):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[label, transfer]))
+
+
+def test_the_states_that_an_assignment_needs(scene):
+    held = scene.announcement(4, states={0: (0, 3), 2: (0, 1), SHARED_MODEL: (SHARED_MODEL, 3)}).held
+    both = dataclasses.replace(TRAIN, candidates=(0, 2))
+    assert needed_states(held, both, scene.plan) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
+    assert needed_states(scene.announcement(4).held, TRAIN, scene.plan) == {StateId(0, 3)}
+
+
+def test_added_models_are_all_needed(scene):
+    """Where models are added up a device needs all of them."""
+    adding = dataclasses.replace(scene.plan, capabilities=Capabilities(scale=True))
+    held = scene.announcement(4, states={0: (0, 3), 1: (1, 2), 5: (1, 1)}).held
+    assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(1, 2)}
+    place = place_assignment(0, (5,))
+    assert needed_states(held, place, adding) == {StateId(0, 3), StateId(1, 2), StateId(1, 1)}
+
+
+def test_models_to_compare_with_are_fetched(scene, models):
+    """Models to compare with are fetched and given to the job."""
+    order = dataclasses.replace(TRAIN, compare=(0, 1))
+    first = scene.announcement(1, states={0: (0, 0), 1: (0, 0)})
+    scene.serve(models["dev-1"], first, order)
+    assert len(models["dev-1"].labels_ahead(first, order)) == 2
+    start = {0: ((1.0, 0, 0),), 1: ((1.0, 0, 0),)}
+    announced = scene.announcement(
+        2, states={0: (0, 1), 1: (1, 1)}, steps=(scene.step(1, {0: ONE, 1: 3 * ONE}, terms=start),)
+    )
+    assert needed_states(announced.held, order, scene.plan) == {StateId(0, 1), StateId(1, 1)}
+    thetas = scene.serve(models["dev-1"], announced, order)
+    assert list(thetas) == [0, 1]
+    assert np.abs(thetas[1] - thetas[0] - 2).max() < 1e-5
 
 
 # -- pure parts --
@@ -454,6 +577,18 @@ def test_segments_have_their_own_lengths(scene):
     whole = scene.announcement(4).held
     assert segment_of(whole, 1) == ""
     assert length_of(plan, whole, StateId(1, 3)) == 49
+
+
+def test_state_no_longer_offered_is_made(tmp_path):
+    """IFCA begins another start in the next round, and may return to this one much later."""
+    scene = Scene(tmp_path, "dev-1", algorithm="ifca", settings={"k": "1", "restarts": "2", "restart_rounds": "2"})
+    device = scene.device("dev-1")
+    scene.serve(device, scene.announcement(1, states={0: (0, 0)}))
+    step = scene.step(1, {0: ONE})
+    step = dataclasses.replace(step, step=dataclasses.replace(step.step, open=(StateId(0, 1), StateId(1, 0))))
+    order = dataclasses.replace(TRAIN, candidates=(1,))
+    scene.serve(device, scene.announcement(2, states={1: (1, 0)}, steps=(step,)), order)
+    assert set(device.states.held) == {StateId(0, 1), StateId(1, 0)}
 
 
 def test_shared_segment_alone_is_no_model(scene):

@@ -82,6 +82,17 @@ def test_missed_round_needs_a_transcript(scene, models):
     assert away.contrary == ()
 
 
+def test_one_other_history_moves_nobody(scene, models):
+    """One device that has signed another history makes no device leave."""
+    away, believed = away_in_round_5(scene, models)
+    said = (*believed.held.statements, lie(scene, models, "dev-1", 4), lie(scene, models, "dev-1", 3))
+    assert away.locate(changed(believed, statements=said), TRAIN)
+    assert away.contrary == ("dev-1",)
+    assert away.head.round == 3
+    away.locate(believed, TRAIN)
+    assert away.contrary == ()
+
+
 def test_enough_other_histories_move_it(scene, models):
     """A device leaves if enough others have signed one other history and stays away unless they are revoked."""
     away, believed = away_in_round_5(scene, models)

@@ -11,7 +11,7 @@ from edge_client.followed_run import Run
 from edge_client.learning import watching
 from edge_client.learning.data import Dataset, load, split
 from edge_client.learning.model import Score
-from edge_client.learning.standardisation import standardised
+from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
 from edge_client.learning.watching import watch_of
@@ -123,6 +123,18 @@ def test_unfit_samples_leave_the_earlier_run(place):
     assert place.factory._context_of is before
 
 
+def test_finished_model_must_beat_majority(place, finish):
+    """A finished model is compared with the most common label."""
+    assert not place.factory.doubts_model(None)
+    place.factory.follow(place.run())
+    task, labels = place.bundle.digest, place.factory._shares[1].validation.y
+    common = int(np.unique(labels, return_counts=True)[1].max())
+    for right, task_of, doubted in ((common, task, True), (common + 1, task, False), (common, b"another", False)):
+        model = SimpleNamespace(task=task_of, validation=Validation(0.5, right, len(labels), len(labels)))
+        assert place.factory.doubts_model(model) == doubted
+    assert not place.factory.doubts_model(SimpleNamespace(task=task, validation=UNMEASURED)), "as for regression"
+
+
 # ----------------------------------------------------------------------------------------------------- final round
 
 
@@ -189,6 +201,33 @@ def test_damaged_list_stops_no_final_round(place, finish):
     assert set(finish().validation) == {FINAL_ID}
 
 
+def test_model_of_run_is_measured_once(place, finish):
+    """The final round may be done again after a restart."""
+    own = OwnModel(1, FINAL_ID, 9, 3, theta(place, 9.0))
+    store = FinishedModels(place.member.directory)
+    store.add(own, [], place.bundle, algorithm="fedavg", at_s=1, figures={FINAL_ID: Validation(9.0, 0, 1, 1)})
+    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
+
+
+def test_other_rounds_measure_nothing(place, finish):
+    add(place, 2)
+    place.factory.follow(place.run())
+    job = place.factory.job(announcement(), TRAINING, {3: theta(place, 0.5)}, Models())
+    assert job(lambda: False).validation == {}
+
+
+def test_job_belongs_to_its_run_and_round(place, monkeypatch):
+    """The next run may begin while it waits for the worker."""
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append((context.plan.run, context.round)))
+    place.factory.follow(place.run())
+    job = place.factory.job(announcement(nonce=b"a" * 16), TRAINING, {}, Models())
+    place.factory.follow(place.run(run=2))
+    place.factory.job(announcement(nonce=b"b" * 16), TRAINING, {}, Models())
+    job(lambda: False)
+    assert seen == [(1, (b"a" * 16, TRAINING))]
+
+
 def test_regression_has_a_loss_and_no_count(place, finish):
     label = TensorSpec((), "float32")
     regression = dataclasses.replace(place.bundle.manifest, kind="regression", label=label)
@@ -209,6 +248,19 @@ def test_private_values_are_stored_by_round(tmp_path):
     place.factory.follow(place.run())
     untrained = SimpleNamespace(private=None)
     assert place.factory.keep_private(SimpleNamespace(round=5), untrained, thetas)[2].tolist()[12:] == [7.0] * 3
+
+
+def test_samples_take_training_shares_scale(scaled):
+    """A task that standardises trains on samples in the scale of the training share."""
+    scaled.factory.follow(scaled.run())
+    raw = split(scaled.data, b"reef/dev-1")
+    scale = Scales(scaled.member.directory).load(FINAL_ID)
+    assert scale == local_scale(raw.train.x, FINAL_ID)
+    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
+    assert np.isfinite(shares(scaled).train.x).all()
+    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [
+        "value 2 has the same value in every sample"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- standardisation
@@ -483,3 +535,12 @@ def test_next_run_takes_a_scale_of_its_data(watched):
     stored = Scales(watched.member.directory)
     assert stored.load(b"n" * 16).means[0] > 1e4
     assert len(do_job(watched).train) == 30
+
+
+def test_unwatched_data_are_read_once(place, monkeypatch):
+    seen = []
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context.shares))
+    place.factory.follow(place.run())
+    for round_ in (1, 2):
+        place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
+    assert (place.loads, seen[0] is seen[1]) == (1, True)

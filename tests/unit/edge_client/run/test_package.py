@@ -25,6 +25,12 @@ def packed(signer, **changes):
     return encode(RunPackage(sign_document(signer, run_plan(**{"fleet": "reef", **changes})), b"", b""))
 
 
+def test_the_owners_plan_is_returned(parties):
+    member = parties.members["dev-1"]
+    package = packed(parties.owner.owner)
+    assert open_plan(package, member) == owners_plan(package, member) == run_plan(fleet="reef")
+
+
 def test_unsigned_plan_is_refused(parties):
     """A plan that the owner did not sign is refused."""
     for signer in (parties.server.identity, parties.members["dev-1"].identity):

@@ -214,6 +214,12 @@ def test_placing_by_direction_if_allowed():
         check_assignment(dataclasses.replace(order, margins=True), announced, every)
 
 
+def test_a_mean_within_the_plan_is_accepted():
+    check_mean(MEAN, PLAN, "", BYTES, 2.0, 2.0)
+    shared = dataclasses.replace(MEAN, run_id=SHARING.run_id, length=5, segment="shared")
+    check_mean(shared, SHARING, "shared", 20, 1.0, 2.0)
+
+
 MEAN = MeanHeader(fleet=PLAN.fleet, run_id=PLAN.run_id, round=4, key_id=bytes(16), model=0, length=PLAN.length)
 BYTES = 4 * PLAN.length
 

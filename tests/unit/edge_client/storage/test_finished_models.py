@@ -1,10 +1,13 @@
 """The list of finished models: the rule, rollback, and every point at which a write can be cut off."""
 
+import stat
+
 import numpy as np
 import pytest
 
 from edge_client.checked_files import write_checked
 from edge_client.storage.finished_models import (
+    FINISHED_MODELS_KEPT,
     UNMEASURED,
     FinishedList,
     FinishedModels,
@@ -53,6 +56,63 @@ def files(store):
     return sorted(p.name for p in store._folder.iterdir())
 
 
+def test_nothing_finished_answers_nothing(store):
+    assert store.models() == ()
+    assert store.answering() is None
+    assert run_in_use(store) is None
+    store.tidy()
+
+
+def test_model_comes_back_with_its_figures(store):
+    """A finished model comes back with its task and figures."""
+    above = own_model(1, cluster=4)
+    add(store, 1, 0.9, above=[above])
+    model, task, models = store.answering()
+    assert task.digest == TASK.digest == model.task
+    assert [m.cluster for m in models] == [4, 0]
+    assert all(np.array_equal(m.theta, above.theta) for m in models)
+    assert model.document() == {
+        "run": 1,
+        "run_id": "01" * 16,
+        "round": 9,
+        "algorithm": "fedavg",
+        "cluster": 0,
+        "task_digest": TASK.digest.hex(),
+        "finished_at": "2027-01-15T08:00:01Z",
+        "validation_loss": 1.0,
+        "validation_accuracy": 0.9,
+        "validation_samples": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ([0.5], 1),
+        ([0.5, 0.6], 2),
+        ([0.5, 0.5], 2),
+        ([0.6, 0.5], 1),
+        ([0.91, 0.95, 0.93], 2),
+        ([0.95, 0.95, 0.93], 2),
+        ([0.9, 0.2, 0.3], 1),
+    ],
+)
+def test_newest_answers_unless_worse(store, accuracies, expected):
+    """The newest answers unless an older one is better."""
+    for run, accuracy in enumerate(accuracies, 1):
+        add(store, run, accuracy)
+    assert run_in_use(store) == expected
+
+
+def test_other_tasks_are_not_compared(store):
+    """Models of another task are not compared."""
+    add(store, 1, 0.99)
+    add(store, 2, 0.3, task=OTHER_TASK)
+    assert run_in_use(store) == 2
+    add(store, 3, 0.5)
+    assert run_in_use(store) == 1
+
+
 @pytest.mark.parametrize(
     ("losses", "expected"), [([0.5, 0.4], 2), ([0.4, 0.5], 1), ([0.5, float("nan")], 1), ([float("inf"), 3.0], 2)]
 )
@@ -71,6 +131,25 @@ def test_unusable_loss_is_the_worst():
     assert measured(float("nan"), 90, 100, 100, regression=False).rank < fit(0.0).rank
     assert UNMEASURED.rank < fit(0.0).rank
     assert best_of([]) is None
+
+
+def test_figures_measured_again_replace(store):
+    """Figures of earlier models are replaced by those measured again."""
+    add(store, 1, 0.9)
+    add(store, 2, figures={own_model(1).run_id: fit(0.2), own_model(2).run_id: fit(0.6)})
+    assert [m.validation.accuracy for m in store.models()] == [0.2, 0.6]
+    assert run_in_use(store) == 2
+
+
+def test_only_the_newest_models_stay(store):
+    """Only the newest models stay and a run is listed once."""
+    for run in range(1, FINISHED_MODELS_KEPT + 3):
+        add(store, run)
+        add(store, run)
+    assert [m.run for m in store.models()] == [3, 4, 5]
+    assert len(files(store)) == FINISHED_MODELS_KEPT + 2
+    assert {stat.S_IMODE(p.stat().st_mode) for p in store._folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(store._folder.stat().st_mode) == 0o700
 
 
 # ---------------------------------------------------------------------------------------------------- rollback
@@ -275,6 +354,16 @@ def test_files_are_written_before_the_list(store):
     assert before.count("fdatasync") == 3
     assert kinds[listed + 1] == "fsync"
     assert "unlink" not in before
+
+
+def test_leftovers_go_at_the_next_start(store):
+    add(store, 1)
+    stray = [store._folder / f"model-{'ab' * 32}.bin", store._folder / f"task-{'cd' * 32}.bin"]
+    for path in stray:
+        write_private(path, b"left over")
+    store.tidy()
+    assert not any(p.exists() for p in stray)
+    assert run_in_use(store) == 1
 
 
 def test_times_beyond_calendar_are_numbers():

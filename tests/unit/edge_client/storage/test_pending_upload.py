@@ -58,6 +58,16 @@ def two_rounds(directory):
     return kept
 
 
+def test_the_newest_pending_upload_is_loaded(directory, files):
+    """Two slots are overwritten in turn, also by a shorter upload; a restart continues with the right one."""
+    assert files.load() == EMPTY
+    for rounds, sealed in enumerate((b"sealed bytes", bytes(100), b"short", bytes(range(200)))):
+        files.save(later(rounds), transfer_id(sealed), sealed)
+        expected = PendingUpload(later(rounds), transfer_id(sealed), sealed)
+        assert files.load() == expected
+        assert PendingUploadFiles(directory).load() == expected
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_slot_torn_by_power_cut_leaves_other(directory, damage):
     """The torn upload had never been sent: the round before is the newest valid one, and is not overwritten."""
@@ -114,6 +124,15 @@ def test_slot_that_can_t_be_opened_is_error(directory, files):
     with pytest.raises(ConfigError, match="can't write") as caught:
         files.save(MARK, b"t" * 16, b"")
     assert "permissions" in caught.value.hint
+
+
+def test_upload_and_residual_are_one_write(directory, files):
+    """An upload and its residual are stored together."""
+    files.load()
+    for rounds in (3, 1, 2):
+        files.save(*of_round(rounds))
+        assert files.load() in (PendingUpload(*of_round(3)), PendingUpload(*of_round(rounds)))
+    assert PendingUploadFiles(directory).load() == PendingUpload(*of_round(3))
 
 
 def of_round(rounds):

@@ -72,6 +72,15 @@ def test_a_choice_comes_back_with_its_model(store, tmp_path):
     }
 
 
+def test_going_back_keeps_the_figures(store):
+    """Going back to the cluster drops the model and leaves the figures."""
+    store.save_personal(CHOICE, THETA)
+    store.save_personal(CHOICE.of_cluster(), None)
+    found, body = store.personal(of_run(store, 1))
+    assert (found.choice, found.by_hand, found.length, len(body)) == ("cluster", True, 0, 0)
+    assert found.fits == CHOICE.fits
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -22,6 +22,11 @@ def test_residual_comes_back_rounded():
     assert len(found.to_bytes()) < 600 * 1.2
 
 
+def test_same_residual_has_the_same_bytes():
+    """A job that is repeated seals its upload anew, under another transfer id."""
+    assert (stored(b"x" * 16).vector() == stored().vector()).all()
+
+
 def test_residual_of_another_upload():
     """A residual of another upload is not taken."""
     assert parse_residual(stored().to_bytes(), b"x" * 16) is None

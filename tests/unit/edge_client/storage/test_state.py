@@ -1,12 +1,13 @@
 """A device's files: written completely or not at all, private, and refused if damaged."""
 
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
-from edge_client.storage.state import TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
+from edge_client.storage.state import RUN_FILE, TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
 from shoal.errors import IntegrityError, StorageError
 from shoal.util.files import private_directory, write_private
 from tests.helpers.disks import fill, small_disk
@@ -18,6 +19,12 @@ THETA = np.arange(5, dtype=np.float32) / 3
 @pytest.fixture
 def state(tmp_path):
     return DeviceState(private_directory(tmp_path / "device"))
+
+
+def test_newcomer_has_no_run(state):
+    """A device that never took part has no run."""
+    assert state.load_run() is None
+    assert state.load_status() is None
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -43,6 +50,25 @@ def test_a_damaged_model_is_refused(state, change):
     write_private(path, change(path.read_bytes()))
     with pytest.raises(IntegrityError):
         state.load_model()
+
+
+def test_run_and_status_come_back(state):
+    state.save_run(b"package")
+    state.save_status({"round": 3, "accuracy": 0.5})
+    assert state.load_run() == b"package"
+    assert state.load_status() == {"round": 3, "accuracy": 0.5}
+    for junk in (b"{half", b"5", b"[]", b"\xff", b"[" * 10**5):
+        (state.directory / "status.json").write_bytes(junk)
+        assert state.load_status() is None
+
+
+def test_removed_file_is_missing(state, monkeypatch):
+    """`shoal-edge predict` beside `shoal-edge run`: a file is removed between the check and the read."""
+    state.save_run(b"package")
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    assert state.load_run() == b"package"
+    (state.directory / RUN_FILE).unlink()
+    assert state.load_run() is None
 
 
 def test_every_file_is_private(state):
@@ -81,3 +107,11 @@ def test_failed_note_hides_nothing(tmp_path):
     assert state.load_trouble() is None
     state.clear_trouble()
     assert (tmp_path / TROUBLE_FILE).read_bytes() == b" " * TROUBLE_BYTES
+
+
+def test_a_long_text_fits_the_note(tmp_path):
+    state = DeviceState(tmp_path)
+    state.clear_trouble()
+    state.save_trouble(StorageError("\x01" * 5000, hint="\x02" * 5000), "now")
+    assert len(state.load_trouble()["error"]) > 100
+    assert (tmp_path / TROUBLE_FILE).stat().st_size == TROUBLE_BYTES
