@@ -16,7 +16,7 @@ from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, StorageError
-from shoal.task.data_declaration import DataDeclaration
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
 from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
 
@@ -103,6 +103,15 @@ def test_device_whose_broker_is_away_says_so(directory, said):
     assert "running, not connected to mqtt://reef:1883 since 2026-11-18T11:06:40Z" in said()[0]
 
 
+@pytest.mark.parametrize("connection", [None, "x", [1], {}])
+def test_a_damaged_connection_counts_as_none(directory, said, connection):
+    DeviceState(directory).save_status({"stage": "idle", "connection": connection})
+    with exclusive(directory, wait_s=0, hint=""):
+        cli.status(directory, json=True)
+    assert (found := data(said))["connected"] is False
+    assert found["stage"] == "idle"
+
+
 def test_stopped_by_its_disk_says_why(directory, said):
     """A device that its disk stopped says why and when."""
     files = DeviceState(directory)
@@ -178,6 +187,23 @@ def test_rollback_pins_a_model(directory, logistic, said):
     assert "answers" not in answers[0]
     cli.rollback(directory, 2, json=True)
     assert data(said) == {"run": 2, "round": 9, "cluster": 0}
+
+
+def test_predictions_are_one_line_a_sample(chosen, inputs, tmp_path, said):
+    cli.predict(tmp_path, inputs)
+    assert said() == (["0", "0"], [])
+    cli.predict(tmp_path, inputs, json=True)
+    assert data(said) == {"predictions": [0, 0], "run": 1, "round": 9, "cluster": 4, "live": False, "choice": "cluster"}
+
+
+def test_several_outputs_share_a_line(monkeypatch, tmp_path, inputs, said):
+    """Outputs of several numbers share a line."""
+    outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
+    bundle = SimpleNamespace(manifest=SimpleNamespace(data=NO_DECLARATION))
+    made = SimpleNamespace(live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs)
+    monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
+    cli.predict(tmp_path, inputs)
+    assert said()[0] == ["0.25 1", "1e-09 3"]
 
 
 # ---------------------------------------------------------------------------------------------- predict and export

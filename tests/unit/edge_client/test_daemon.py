@@ -105,6 +105,16 @@ def test_hanging_training_is_not_reported(monkeypatch):
     assert len(turns) == 3
 
 
+def test_no_events_after_a_stop():
+    """Events after the request to stop are not handled."""
+    runtime, inbox = Runtime(), Inbox()
+    for event in (None, Connected(session_present=True)):
+        inbox.put(event)
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    assert runtime.events == []
+    assert runtime.ticks == 0
+
+
 def test_name_of_another_ends_with_a_hint():
     """A device whose name another uses ends with a hint."""
     with pytest.raises(UntrustedError, match=r"^another device connected as dev-1$") as caught:

@@ -10,7 +10,7 @@ import pytest
 from edge_client.export import export
 from edge_client.learning.model import OrtModel
 from edge_client.learning.standardisation import local_scale, standardised
-from shoal.errors import TaskError
+from shoal.errors import ConfigError, TaskError
 from tests.helpers.tasks import logistic_bundle, samples
 
 
@@ -37,6 +37,15 @@ def test_export_is_valid_onnx(bundle, tmp_path):
 def test_models_that_do_not_fit_are_refused(bundle, tmp_path, theta):
     with pytest.raises(TaskError):
         export(bundle, theta, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_does_not_exist_is_named(bundle, tmp_path):
+    path = tmp_path / "none" / "m.onnx"
+    with pytest.raises(ConfigError, match="No such file or directory") as caught:
+        export(bundle, np.zeros(15, np.float32), path)
+    assert str(caught.value).startswith(f"can't write {path}: ")
+    assert "check the folder" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 

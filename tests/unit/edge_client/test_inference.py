@@ -51,12 +51,37 @@ def directory(tmp_path):
 PATH = (model(0, 0, 0, 0), model(2, 0, 1, 1), model(5, 0, 1, 2))
 
 
+def test_own_clusters_model_answers(bundle, data):
+    """The model of the devices own cluster answers by default."""
+    chosen = Chosen(bundle, PATH, live=False)
+    assert chosen.own is PATH[-1]
+    answer = chosen.predict(data)
+    assert answer.tolist() == [0, 1, 2]
+    assert answer.dtype == np.int64
+
+
 @pytest.mark.parametrize(("node", "answer"), [(0, [0, 0, 0]), (2, [0, 1, 1]), (5, [0, 1, 2])])
 def test_node_on_path_answers_if_asked_for(bundle, data, node, answer):
     chosen = Chosen(bundle, PATH, live=False)
     assert chosen.predict(data, node=node).tolist() == answer
     choice = "cluster" if node == 5 else f"node-{node}"
     assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False, "choice": choice}
+
+
+def test_ensemble_sums_all_outputs(bundle, data):
+    """The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1."""
+    assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
+
+
+def test_regression_ensemble_is_the_mean(bundle, data):
+    """An ensemble for regression is the mean of the outputs."""
+    manifest = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
+    regression = dataclasses.replace(bundle, manifest=manifest)
+    found = Chosen(regression, PATH, live=False).predict(data, ensemble=True)
+    np.testing.assert_allclose(found[2], np.array([1, 1, 1]) / 3, rtol=1e-6)
+    np.testing.assert_allclose(found[1], np.array([1, 2, 0]) / 3, rtol=1e-6)
+    alone = Chosen(regression, PATH, live=False).predict(data, node=2)
+    np.testing.assert_array_equal(alone[1], [0, 1, 0])
 
 
 def test_node_and_ensemble_contradict(bundle, data):
@@ -171,6 +196,12 @@ def test_live_model_answers_if_asked(directory, bundle, live, data):
     chosen = choose(directory, live=True)
     assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
     assert predict(directory, data, live=True).tolist() == [2, 2, 2]
+
+
+def test_live_model_answers_at_first(directory, live, data):
+    """The model under way answers while no run has finished."""
+    assert choose(directory).live
+    assert predict(directory, data).tolist() == [2, 2, 2]
 
 
 def test_model_of_another_run_is_refused(directory, live):

@@ -7,13 +7,14 @@ import pytest
 
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity, sign_document
-from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership
-from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
+from edge_client.membership import EARLIER_FILE, MOST_EARLIER, REVOKED_HINT, DeviceMembership, init
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError
+from shoal.membership.directory import ROSTER_FILE
 from shoal.protocol import channels
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
-from shoal.util.files import remove_unfinished
+from shoal.util.files import remove_unfinished, write_private
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
 from tests.helpers.power_cuts import cut_at
@@ -45,6 +46,12 @@ def reopened(member):
 # --------------------------------------------------------------------------------------------------- in the roster
 
 
+def test_device_knows_its_place_in_roster(parties, member):
+    assert [parties.members[d].index for d in ("dev-1", "dev-2")] == [0, 1]
+    assert member.listed
+    assert (member.name, member.fleet) == ("dev-2", "reef")
+
+
 @pytest.mark.parametrize("how", ["revoked", "other keys", "left out"])
 def test_former_member_has_no_place(member, how):
     """A device that is no member any more has no place."""
@@ -59,6 +66,34 @@ def test_former_member_has_no_place(member, how):
     with pytest.raises(UntrustedError, match=r"^dev-2 is not in the fleet's roster any more$") as caught:
         _ = member.index
     assert caught.value.hint == REVOKED_HINT
+
+
+def test_expired_roster_starts_all_the_same(parties, member):
+    """A device with an expired roster starts so that it can get a newer one."""
+    roster = dataclasses.replace(member.roster, sequence=member.roster.sequence + 1, issued_at_s=1, expires_at_s=2)
+    write_private(member.directory / ROSTER_FILE, sign_document(parties.owner.owner, roster))
+    assert reopened(member).expired
+    assert not member.expired
+
+
+def test_no_grant_no_fleet(tmp_path):
+    """A directory without a grant belongs to no fleet."""
+    init(tmp_path / "new", "dev-9")
+    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
+        DeviceMembership(tmp_path / "new")
+    with pytest.raises(ConfigError, match="holds keys already"):
+        init(tmp_path / "new", "dev-9")
+
+
+def test_keys_of_each_version_are_at_hand(parties, member):
+    """The keys of each version that has arrived are at hand."""
+    old = member.grant
+    new = rotate(parties, "dev-2")
+    assert member.grant_of(old.keys_since) == old
+    assert member.grant_of(new).version_secret == parties.owner.version_key.reveal() != old.version_secret
+    with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$") as caught:
+        member.grant_of(99)
+    assert "shoal-fleet publish" in caught.value.hint
 
 
 # ------------------------------------------------------------------------------------------------ keys by version
@@ -159,6 +194,14 @@ def test_damaged_versions_are_refused(parties, member):
         reopened(member)
 
 
+def test_stepped_key_keeps_the_broadcast_key(parties, member):
+    """A stepped key leaves the broadcast key that the fleet uses."""
+    rotate(parties, "dev-2", "aggregator")
+    member.open_broadcast(*sealed(parties, key=parties.server.next.broadcast_key))
+    begun(member, member.grant.keys_since, 1)
+    assert member.group.secret == parties.server.next.broadcast_key
+
+
 @pytest.mark.parametrize("waiting", [False, True], ids=["version in force", "waiting version"])
 def test_power_cut_leaves_one_secret(parties, member, tmp_path, waiting):
     """The old one gives the same chain again. After the next start nothing is left of what is erased."""
@@ -249,6 +292,15 @@ def test_owners_newer_run_brings_keys(parties, member):
     assert reopened(member).grant.keys_since == new
 
 
+def test_earlier_run_brings_no_newer_keys(parties, member):
+    """The aggregator publishes the package again under the newer keys: the run's own are still needed."""
+    before = member.grant
+    rotate(parties, "dev-2", "aggregator")
+    key = parties.server.next.broadcast_key
+    member.open_broadcast(*sealed(parties, package(parties, before.keys_since), "run", key=key))
+    assert member.grant is before
+
+
 def test_expired_roster_changes_no_keys(parties, member):
     """It ignores rounds until a newer roster arrives, so it can't know which keys the fleet uses."""
     before = member.grant
@@ -269,6 +321,12 @@ def test_aggregator_alone_changes_no_keys(parties, member):
         member.open_broadcast(*sealed(parties, forged, "run", key=key))
     member.open_broadcast(*sealed(parties, package(parties, new), "control", key=key))
     assert member.grant is before
+
+
+def test_roster_opens_without_broadcast_key(parties, member):
+    """A roster for this device is opened without a broadcast key."""
+    member.group = GroupKey("reef", "broadcast", bytes(32))
+    assert member.open_own_roster(*own_roster(parties)) == b"signed"
 
 
 def own_roster(parties, *, to="dev-2", recipient="dev-2", signer=None, fleet="reef", purpose=None):

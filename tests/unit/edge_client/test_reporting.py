@@ -12,7 +12,9 @@ from edge_client.protocol.round_state import RoundState, Stage
 from edge_client.reporting import (
     ALIVE_EVERY_S,
     CLOCK_HINT,
+    RUNS_REMEMBERED,
     SAVE_MODEL_EVERY_S,
+    STATUS_EVERY_S,
     Results,
 )
 from edge_client.storage.finished_models import FinishedModels, Validation
@@ -97,12 +99,39 @@ def test_figures_of_run_grow_with_its_rounds(place):
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
 
 
+def test_untested_round_keeps_the_accuracy(place):
+    """A round without a test leaves the accuracy of the last one."""
+    place.begin()
+    place.note(result={"correct": 3, "tested": 4})
+    place.note(round=5)
+    assert place.status()["accuracy"] == 0.75
+
+
 def test_bytes_are_those_of_this_run(place):
     place.transport.bytes_sent, place.transport.bytes_received = 1000, 500
     place.begin()
     place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
     found = place.status()
     assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
+
+
+def test_another_run_starts_at_zero(place):
+    place.begin()
+    place.note()
+    place.begin(2)
+    found = place.status()
+    assert (found["run"], found["rounds"]) == (2, 0)
+    assert "loss" not in found
+
+
+def test_status_is_written_once_a_second(place):
+    """The status is written once a second unless forced."""
+    place.begin()
+    for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
+        place.results.publish(at(Stage.WORKING), now_s)
+        assert place.files.load_status()["rounds"] == rounds
+        place.note()
+    assert place.status()["rounds"] == 3
 
 
 def test_status_follows_the_session(place):
@@ -156,6 +185,18 @@ def test_unchanged_status_shows_life(place):
     assert place.files.alive_at_s() is None
 
 
+def test_finished_figures_are_closed(place):
+    """The figures of a finished run are closed and move to those that ended."""
+    plan = place.begin()
+    place.note()
+    assert place.results.finish(plan, at(Stage.IDLE), 5.0)
+    place.transport.bytes_sent = 99
+    found = place.status()
+    assert found["finished"]
+    assert found["bytes_up"] == 0, "traffic after the end belongs to no run"
+    assert found["ended"]["1"]["rounds"] == 1
+
+
 # ------------------------------------------------------------------------------------------------------ end of a run
 
 
@@ -182,6 +223,12 @@ def test_restart_finds_finished_figures(place):
     place.restart()
     place.begin()
     assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
+
+
+def test_only_the_latest_runs_are_remembered(place):
+    for run in range(1, RUNS_REMEMBERED + 4):
+        place.results.finish(place.begin(run), at(Stage.IDLE), 0.0)
+    assert list(place.status()["ended"]) == [str(r) for r in range(4, RUNS_REMEMBERED + 4)]
 
 
 @pytest.mark.parametrize("ended", [None, 7, [1], {"1": 7}, {"1": None}])
@@ -217,6 +264,17 @@ def test_scoring_round_keeps_the_model(place):
     place.note(REPORT, model=0, round=5)
     place.results.save_model(0.0, durable=True)
     assert place.saved() == (3, 4)
+
+
+def test_model_stays_due_until_durable(place, monkeypatch):
+    """A model stays due until it is saved durably."""
+    saves = []
+    place.begin()
+    place.note()
+    monkeypatch.setattr(place.files, "save_model", lambda _model, *, durable: saves.append(durable))
+    for durable in (False, False, True, True, False):
+        place.results.save_model(0.0, durable=durable)
+    assert saves == [False, False, True]
 
 
 def test_next_round_renews_the_model(place):
@@ -297,3 +355,18 @@ def test_slow_clock_is_shown_until_right(place, caplog):
     assert caplog.text.count("this machine's clock is at least 2 h behind the aggregator's") == 1
     place.results.compare_clock(now_s)
     assert "clock" not in place.status()
+
+
+def test_model_no_better_is_shown(place):
+    """A finished model that is no better is shown."""
+    place.begin()
+    place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
+    assert place.status()["warnings"] == ["it has learned nothing; train longer"]
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])
+def test_status_names_the_executor(place, executor):
+    """The status file names the executor if there is one."""
+    results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
+    results.publish(at(Stage.IDLE), 0.0, force=True)
+    assert place.files.load_status().get("executor", "") == executor

@@ -14,6 +14,7 @@ from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Action, Control, Decline, DeclineReason, Presence, Vitals
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.chunks import forge
@@ -79,6 +80,14 @@ def reasons(caplog):
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
+def test_device_listens_to_its_topics_alone(place):
+    """A device listens to what is for all and to its own topics alone."""
+    read = (TopicKind.ROSTER_CHANGE, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE)
+    own = {TOPICS.ctl("dev-1"), f"{TOPICS.keys('dev-1')}/#"}
+    assert set(place.line.filters) == {TOPICS.filter(kind) for kind in read} | own
+    assert place.line.sent == [], "nothing is published before the connection"
+
+
 def test_connection_publishes_twice(place):
     """A connection publishes presence and receiving keys now and once more."""
     both = [TOPICS.state("dev-1"), TOPICS.receiving("dev-1")]
@@ -119,6 +128,11 @@ def test_vitals_while_connected(tmp_path, monkeypatch):
     assert told_vitals(parties, line) == []
     runtime.on_event(CONNECTED, 700.0 + 9 * EVERY_S)
     assert [v.uptime_s for v in told_vitals(parties, line)] == [3]
+
+
+def test_without_option_no_vitals_are_told(place):
+    place.runtime.on_event(CONNECTED, 10.0)
+    assert told_vitals(place.parties, place.line) == [None]
 
 
 def control(device="dev-1", fleet="reef"):
@@ -263,6 +277,13 @@ def test_result_after_disk_failed_is_dropped(place, monkeypatch):
     current = announcement(run=mark.run, round=mark.round, nonce=mark.nonce)
     place.runtime.on_result(current, TRAINING, DataError("x"), {})
     assert place.declines() == []
+
+
+def test_closing_device_says_goodbye(place):
+    """A device that closes stops its work says goodbye and disconnects."""
+    place.runtime.close()
+    assert (place.worker.closed, place.line.closed) == (True, True)
+    assert place.line.take() == [TOPICS.state("dev-1")]
 
 
 # ------------------------------------------------------------------------------------------------------------ the end

@@ -27,6 +27,23 @@ def test_each_figure_is_a_line(figures, lines):
     assert status.status_lines(figures) == lines
 
 
+def test_unusable_loss_has_no_figures():
+    """A regression model without a usable loss is listed without figures."""
+    document = {
+        "run": 1,
+        "round": 9,
+        "finished_at": "then",
+        "algorithm": "cfl",
+        "cluster": 3,
+        "validation_accuracy": None,
+        "validation_loss": None,
+        "validation_samples": 1,
+        "answers": False,
+        "pinned": False,
+    }
+    assert status.model_line(document) == "run 1, round 9; finished then; cfl, cluster 3; validation 1 sample"
+
+
 def test_a_choice_says_what_was_compared():
     personal = {
         "choice": "alone",
