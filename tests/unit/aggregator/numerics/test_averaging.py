@@ -70,6 +70,16 @@ def test_single_row_comes_back() -> None:
     np.testing.assert_array_equal(weighted_mean(ROWS[:1], np.ones(1)), ROWS[0])
 
 
+def test_a_result_can_be_taken_midway() -> None:
+    """``result`` returns new memory and does not end the sum."""
+    mean = StreamingMean(4)
+    mean.add(np.full(4, 2, dtype=np.float32))
+    first = mean.result()
+    mean.add(np.full(4, 4, dtype=np.float32))
+    np.testing.assert_array_equal(first, 2.0)
+    np.testing.assert_array_equal(mean.result(), 3.0)
+
+
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e-13, 1e13])
 def test_a_bad_weight_is_refused(weight: float) -> None:
     weights = np.ones(9)
@@ -86,6 +96,19 @@ def test_a_bad_weight_is_refused(weight: float) -> None:
 def test_weights_that_do_not_fit_are_refused(weights: np.ndarray) -> None:
     with pytest.raises(NumericsError, match="weights"):
         weighted_mean(ROWS, weights)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
+    """Also a row of weight 0 must be finite."""
+    updates = ROWS[:, :50].copy()
+    updates[6, 7] = bad
+    with pytest.raises(NumericsError, match=r"\[6\]"):
+        weighted_mean(updates, WEIGHTS)
+    weights = WEIGHTS.copy()
+    weights[6] = 0.0
+    with pytest.raises(NumericsError, match=r"\[6\]"):
+        weighted_mean(updates, weights)
 
 
 @pytest.mark.parametrize("column", [0, BLOCK_COLUMNS - 1, BLOCK_COLUMNS, -1])
@@ -109,6 +132,12 @@ def test_weights_are_added_up_in_given_order() -> None:
 def test_a_sum_beyond_float32_is_refused() -> None:
     with pytest.raises(NumericsError, match="not finite"):
         weighted_mean(np.full((2, 3), 3e38, dtype=np.float32), np.ones(2))
+
+
+def test_large_finite_means_pass() -> None:
+    """Large means whose own sum overflows pass."""
+    updates = np.full((1, 1000), 3e38, dtype=np.float32)
+    np.testing.assert_array_equal(weighted_mean(updates, np.ones(1)), updates[0])
 
 
 def test_streaming_refuses_what_does_not_fit() -> None:

@@ -119,8 +119,41 @@ def test_the_linkages_differ_on_a_chain() -> None:
     assert bipartition(similarity, "complete").right == (4, 5)
 
 
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_equal_similarities_give_halves(linkage: str) -> None:
+    """All equal similarities still give two halves."""
+    result = bipartition(np.full((7, 7), 0.25), linkage)
+    check_shape(result, 7)
+    assert result.cross_max == 0.25
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_the_diagonal_is_not_used(linkage: str) -> None:
+    similarity = random_similarity(np.random.default_rng(1), 12)
+    other = similarity.copy()
+    np.fill_diagonal(other, 0.0)
+    assert bipartition(similarity, linkage) == bipartition(other, linkage)
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete"])
+def test_the_argument_is_left_alone(linkage: str) -> None:
+    similarity = random_similarity(np.random.default_rng(1), 12)
+    before = similarity.copy()
+    bipartition(similarity, linkage)
+    np.testing.assert_array_equal(similarity, before)
+
+
 def test_two_devices_are_parted() -> None:
     assert bipartition(np.array([[1.0, 0.9], [0.9, 1.0]])) == Bipartition((0,), (1,), 0.9)
+
+
+def test_two_clear_groups_of_300_are_found() -> None:
+    """A size beyond one tile of the symmetry check."""
+    group = np.random.default_rng(3).permutation(np.arange(300) % 2)
+    similarity = np.where(group[:, None] == group[None, :], 0.8, -0.6)
+    result = bipartition(similarity)
+    assert result.left == tuple(np.flatnonzero(group == group[0]).tolist())
+    assert result.cross_max == -0.6
 
 
 BAD = {

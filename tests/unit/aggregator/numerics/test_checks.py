@@ -14,6 +14,15 @@ from shoal.errors import ConfigError
 COSINES = np.array([[1.0, 0.25, -0.5], [0.25, 1.0, 0.0], [-0.5, 0.0, 1.0]])
 
 
+def test_symmetric_matrix_is_unchanged() -> None:
+    """A symmetric matrix is returned as float64 without a change."""
+    narrow = COSINES.astype(np.float32)
+    found = check_square(narrow, "the cosines", least=3)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, COSINES)
+    assert narrow.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
@@ -65,3 +74,9 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, load: object,
         load(name)
     assert "pip install 'shoal[aggregator]'" in caught.value.hint
     assert caught.value.__cause__ is None
+
+
+def test_present_module_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is there is returned itself."""
+    monkeypatch.setitem(sys.modules, "scipy.spatial", math)
+    assert scipy_module("scipy.spatial") is math

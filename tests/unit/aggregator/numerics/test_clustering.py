@@ -15,6 +15,7 @@ from aggregator.numerics.backend import gram
 from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.clustering import (
     by_first_appearance,
+    centred_embedding,
     complete_linkage,
     kmeans,
     kmeans_from_gram,
@@ -44,12 +45,34 @@ def test_kmeans_of_gram_equals_vectors() -> None:
         np.testing.assert_array_equal(kmeans_from_gram(gram(rows), 3, seed), direct)
 
 
+def test_the_embedding_keeps_all_distances() -> None:
+    rows = points(spread=0.9).astype(np.float64)
+    found = centred_embedding(rows @ rows.T)
+    assert found.shape[1] == 11
+    expected = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+    np.testing.assert_allclose(np.linalg.norm(found[:, None] - found[None], axis=2), expected, atol=1e-10)
+    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-10)
+
+
+def test_the_same_seed_gives_the_same_labels() -> None:
+    rows = np.random.default_rng(0).standard_normal((60, 3))
+    np.testing.assert_array_equal(kmeans(rows, 4, 11), kmeans(rows, 4, 11))
+    assert len(np.unique(kmeans(rows, 4, 11))) == 4
+
+
 def test_few_rows_stand_alone() -> None:
     """Fewer rows than labels each stand alone."""
     rows = points()[:3].astype(np.float64)
     np.testing.assert_array_equal(kmeans(rows, 5, 0), [0, 1, 2])
     np.testing.assert_array_equal(complete_linkage(1.0 - np.eye(3), 5), [0, 1, 2])
     np.testing.assert_array_equal(complete_linkage(np.zeros((1, 1)), 1), [0])
+
+
+def test_equal_rows_share_a_label() -> None:
+    rows = np.array([[1.0, 2], [3, 4], [1, 2], [1, 2]])
+    np.testing.assert_array_equal(kmeans(rows, 3, 0), [0, 1, 0, 0])
+    np.testing.assert_array_equal(kmeans(np.ones((4, 2)), 3, 0), [0, 0, 0, 0])
+    np.testing.assert_array_equal(kmeans(np.zeros((4, 2)), 1, 0), [0, 0, 0, 0])
 
 
 def test_equal_vectors_share_a_label() -> None:

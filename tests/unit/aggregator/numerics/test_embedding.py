@@ -7,12 +7,14 @@ import importlib.util
 import numpy as np
 import pytest
 
-from aggregator.numerics.backend import Backend, cosine_matrix
+from aggregator.numerics.backend import Backend, cosine_matrix, gram, precise_gram
 from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.embedding import (
+    PRECISE_FLOPS,
     edc,
     edc_from_gram,
     madc,
+    top_directions,
 )
 from aggregator.numerics.torch_backend import TorchBackend
 
@@ -55,11 +57,35 @@ def test_edc_equals_the_exact_one(m: int) -> None:
     np.testing.assert_allclose(np.abs(found), np.abs(exact_edc(rows, m)), atol=1e-8)
 
 
+def test_edc_keeps_the_top_directions() -> None:
+    """Beyond ``PRECISE_FLOPS`` products are float32; directions of true groups are then exact to 1e-5."""
+    rows = groups(12, 400, 3)
+    np.testing.assert_allclose(edc_from_gram(gram(rows), 3), edc(rows, 3), atol=1e-5)
+    assert PRECISE_FLOPS > 2.0 * 12 * 12 * 400
+
+
 def test_zero_update_has_a_row_of_zeros() -> None:
     """A zero update has a row of zeros and a missing direction a column."""
     rows = np.array([[1.0, 1, 0], [0, 0, 0], [2, 2, 0], [-1, -1, 0]], dtype=np.float32)
     np.testing.assert_allclose(np.abs(edc(rows, 3)), [[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], atol=1e-7)
     np.testing.assert_array_equal(edc(np.zeros((3, 4), np.float32), 2), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
+def test_edc_does_not_depend_on_the_scale(factor: float) -> None:
+    rows = groups(9, 100, 3)
+    np.testing.assert_allclose(edc(rows * np.float32(factor), 3), edc(rows, 3), atol=1e-6)
+
+
+def test_directions_are_orthonormal() -> None:
+    """Directions are orthogonal and of length one."""
+    rows = groups(12, 400, 3)
+    wide = rows.astype(np.float64)
+    found = top_directions(precise_gram(rows), 3)
+    vectors = found.coefficients.T @ wide
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(3), atol=1e-10)
+    np.testing.assert_allclose(found.singular_values, np.linalg.svd(wide)[1][:3], rtol=1e-10)
+    np.testing.assert_allclose(wide @ vectors.T / np.linalg.norm(wide, axis=1)[:, None], edc(rows, 3), atol=1e-10)
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from aggregator.numerics.rows import (
     chunk_pairs,
     chunk_width,
     column_chunks,
+    drop_pages,
+    read_once,
 )
 
 WIDE = np.random.default_rng(5).standard_normal((7, 2 * CHUNK_COLUMNS + 333), dtype=np.float32)
@@ -93,6 +96,12 @@ def test_bad_rows_are_given_by_position() -> None:
     assert bad_rows(FEW) == []
 
 
+def test_an_array_is_read_as_views() -> None:
+    pieces = list(column_chunks(WIDE))
+    assert all(np.may_share_memory(piece, WIDE) for piece in pieces)
+    assert [piece.shape[1] for piece in pieces] == [CHUNK_COLUMNS, CHUNK_COLUMNS, 333]
+
+
 # --------------------------------------------------------------------------------------------------------- pieces
 
 
@@ -161,6 +170,40 @@ def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy
         assert piece.shape[1] <= 5000
         seen += piece.shape[1]
     assert seen == WIDE.shape[1]
+
+
+def test_pages_of_a_file_are_dropped_once(tmp_path: Path) -> None:
+    """The pages of each file are dropped once however many rows it holds."""
+    first, rows = mapped(tmp_path / "a", 4, 16)
+    second, others = mapped(tmp_path / "b", 2, 16)
+    drop_pages([*rows, others[0][3:9], np.zeros(4, np.float32)])
+    assert (first.drops, second.drops) == (1, 1)
+    assert rows[3][15] == 63.0, "the pages are read again"
+
+
+def test_rows_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read in order and dropped each time that many bytes are in memory."""
+    monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
+    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
+    pages, rows = mapped(tmp_path / "a", 8, 16)
+    drops = [(int(row[0]), pages.drops) for row in read_once(rows)]
+    assert drops == [(0, 0), (16, 0), (32, 0), (48, 1), (64, 1), (80, 1), (96, 2), (112, 2)]
+    assert pages.drops == 3, "those after the last full batch are dropped too"
+
+
+def test_few_columns_hold_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of few columns holds fewer bytes."""
+    monkeypatch.setattr(rows_module, "FAULT_BYTES", 0)
+    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 3 * 64)
+
+    def drops(columns: int | None) -> int:
+        pages, rows = mapped(tmp_path / "a", 8, 16)
+        readers: Iterator[NDArray[np.float32]] = read_once(rows, columns)
+        for _ in readers:
+            pass
+        return pages.drops
+
+    assert (drops(16), drops(8)) == (3, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- pages

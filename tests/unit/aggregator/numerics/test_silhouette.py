@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import silhouette_score
 
+from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.silhouette import find_groups, find_main_groups, join_small, silhouette
 
@@ -16,6 +17,17 @@ def blocks(*sizes, inside=0.6, across=0.0):
     similarity = np.where(labels[:, None] == labels[None, :], inside, across)
     np.fill_diagonal(similarity, 1.0)
     return similarity, labels
+
+
+def updates_of(sizes, *, seed=0, noise=1.0, length=400):
+    """Return updates (n, d) of groups with directions of their own."""
+    rng = np.random.default_rng(seed)
+    rows = [direction + noise * rng.standard_normal((n, length)) for n, direction in _directions(rng, sizes, length)]
+    return np.concatenate(rows).astype(np.float32), np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _directions(rng, sizes, length):
+    return [(n, rng.standard_normal(length)) for n in sizes]
 
 
 @pytest.mark.parametrize("sizes", [(5, 5), (5, 5, 5, 5), (14, 4, 2), (10, 9, 1), (3,) * 6])
@@ -54,6 +66,26 @@ def test_silhouettes_are_scikit_learns(seed, count, groups):
     points = rng.standard_normal((count, 3))
     distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=2))
     assert silhouette(distances, labels) == pytest.approx(silhouette_score(distances, labels, metric="precomputed"))
+
+
+@given(st.integers(0, 10_000), st.permutations(range(12)))
+@settings(deadline=None)
+def test_names_of_devices_change_no_group(seed, order):
+    """Other names of the devices change no group."""
+    rows, _ = updates_of((6, 4, 2), seed=seed, noise=1.5)
+    similarity = cosine_matrix(rows)
+    plain = find_groups(similarity, most=6)
+    moved = find_groups(similarity[np.ix_(order, order)], most=6)
+    assert moved.silhouette == pytest.approx(plain.silhouette)
+    same = plain.labels[:, None] == plain.labels[None, :]
+    assert np.array_equal(same[np.ix_(order, order)], moved.labels[:, None] == moved.labels[None, :])
+
+
+def test_noise_has_a_low_silhouette():
+    """Updates that only differ by noise have a low silhouette."""
+    for seed in range(5):
+        rows, _ = updates_of((20,), seed=seed)
+        assert find_groups(cosine_matrix(rows), most=32).silhouette < 0.25
 
 
 def test_equal_updates_are_one_group():

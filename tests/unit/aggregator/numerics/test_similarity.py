@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,28 @@ def test_cosine_equals_float64_arithmetic() -> None:
     np.testing.assert_allclose(cosines, exact_cosine(WIDE), atol=1e-6)
 
 
+def test_any_kind_of_rows_gives_the_same(tmp_path: Path) -> None:
+    """The layout of the rows in memory does not matter."""
+    expected = cosine_matrix(WIDE)
+    path = tmp_path / "rows.f32"
+    WIDE.tofile(path)
+    mapped = np.memmap(path, dtype=np.float32, mode="r", shape=WIDE.shape)
+    unaligned = np.frombuffer(b"x" + WIDE.tobytes(), dtype=np.float32, offset=1).reshape(WIDE.shape)
+    for updates in (list(WIDE), list(mapped), mapped, np.asfortranarray(WIDE), np.repeat(WIDE, 2, axis=1)[:, ::2]):
+        np.testing.assert_allclose(cosine_matrix(updates), expected, atol=1e-7)
+    np.testing.assert_allclose(cosine_matrix(unaligned), expected, atol=1e-7)
+
+
+def test_zero_update_has_cosine_zero() -> None:
+    """A zero update has cosine zero with all and itself."""
+    updates = WIDE.copy()
+    updates[2] = 0.0
+    cosines = cosine_matrix(updates)
+    np.testing.assert_array_equal(cosines[2], 0.0)
+    np.testing.assert_array_equal(cosines[:, 2], 0.0)
+    np.testing.assert_array_equal(np.diagonal(cosines), [1, 1, 0, 1, 1, 1, 1])
+
+
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-30, 1e-20, 1e15, 1e20, 1e37])
 def test_overflowing_squares_keep_the_cosine(scale: float) -> None:
     """Cosines don't depend on a row's length, even if its square vanishes or overflows."""
@@ -42,6 +66,14 @@ def test_overflowing_squares_keep_the_cosine(scale: float) -> None:
     reference = updates.astype(np.float64)
     reference[3:5] /= np.abs(reference[3:5]).max(axis=1, keepdims=True)
     np.testing.assert_allclose(cosine_matrix(updates), exact_cosine(reference), atol=1e-6)
+
+
+def test_opposite_rows_stay_in_range() -> None:
+    """Rounding never takes a cosine beyond 1 in size."""
+    updates = np.concatenate([WIDE[:1] * factor for factor in (1, 3, 7, -1, -0.3)])
+    cosines = cosine_matrix(updates)
+    assert np.abs(cosines).max() <= 1.0
+    np.testing.assert_allclose(np.abs(cosines), 1.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -83,3 +115,11 @@ def test_other_matrix_is_refused(products: np.ndarray) -> None:
     """A matrix that is no gram matrix is refused."""
     with pytest.raises(NumericsError):
         cosine_from_gram(products)
+
+
+def test_cosine_leaves_its_argument_alone() -> None:
+    """Cosine from gram leaves its argument alone."""
+    products = gram(WIDE)
+    before = products.copy()
+    cosine_from_gram(products)
+    np.testing.assert_array_equal(products, before)

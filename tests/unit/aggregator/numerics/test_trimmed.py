@@ -18,3 +18,9 @@ def test_ends_of_five_and_more_are_left_out(count):
         return
     assert sorted(values[kept]) == sorted(values)[1:-1]
     np.testing.assert_array_equal(winsorised(values), winsorize(values, limits=(1 / count, 1 / count)))
+
+
+def test_equal_values_lose_two_as_well():
+    """Equal values lose two of their number too."""
+    assert inner(np.zeros(6)).sum() == 4
+    assert winsorised(np.array([1.0, 1.0, 1.0, 1.0, 9.0])).tolist() == [1.0] * 5
