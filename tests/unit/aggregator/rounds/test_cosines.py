@@ -17,6 +17,25 @@ def values_of(found):
     return np.maximum(matrix, matrix.T) + np.minimum(matrix, matrix.T) - np.eye(n)
 
 
+def test_cosines_follow_the_clusters():
+    """Cosines are in hundredths and devices in order of their clusters."""
+    given = [
+        contribution("a", [1, 0]),
+        contribution("b", [-2, 0]),
+        contribution("c", [1, 1]),
+        contribution("d", [0, 3]),
+    ]
+    found = sampled_cosines(given, {"a": 5, "b": 1, "c": 1})
+    assert found.devices == ("b", "c", "a", "d")
+    expected = [[1, -0.71, -1, 0], [-0.71, 1, 0.71, 0.71], [-1, 0.71, 1, 0], [0, 0.71, 0, 1]]
+    assert values_of(found) == pytest.approx(np.array(expected), abs=1e-9)
+
+
+def test_without_two_updates_there_are_none():
+    assert sampled_cosines([], {}) is None
+    assert sampled_cosines([contribution("a", [1, 0]), contribution("b")], {"a": 0}) is None
+
+
 def test_large_fleet_is_sampled():
     """A large fleet is sampled from each cluster."""
     rng = np.random.default_rng(0)

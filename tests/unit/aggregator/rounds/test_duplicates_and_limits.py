@@ -50,6 +50,14 @@ def test_validate_refuses(case):
     assert expected in reason
 
 
+def test_nothing_is_taken_between_rounds():
+    """Validate refuses everything between rounds."""
+    engine, state = opened(devices=("dev-1",))
+    upload, _ = upload_of(engine, state, "dev-1")
+    closed = dataclasses.replace(state, plan=None)
+    assert engine.validate(closed, upload, DIGEST) == (Decision.REFUSE, "the round is not open")
+
+
 def test_resend_is_no_second_upload():
     """Exactly once: the same bytes are a duplicate, other bytes are refused."""
     engine, state = opened()
@@ -130,6 +138,15 @@ def test_finished_run_knows_what_came_last():
         assert engine.validate(over, last[0], DIGEST) == (Decision.REFUSE, "the run is over")
         assert engine.validate(over, late[0], digest_of(*late)) == (Decision.REFUSE, "the run is over")
         assert engine.handle(over, CameOnline(away)) == (over, ())
+
+
+def test_every_round_has_its_own_key():
+    """Every round has its own key whose id the aggregator does not know."""
+    engine, state = opened()
+    upload, _ = upload_of(engine, state, "dev-1")
+    for key_id in (b"a" * 16, b"b" * 16):
+        given = dataclasses.replace(upload, key_id=key_id)
+        assert engine.validate(state, given, DIGEST) == (Decision.STORE, "")
 
 
 def test_ordered_checkpoints_or_none():

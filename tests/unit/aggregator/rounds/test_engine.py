@@ -14,7 +14,7 @@ from aggregator.rounds.engine import (
     WentOffline,
 )
 from shoal.protocol.messages import Phase, Share
-from tests.helpers.engines import DEVICES, give, kinds, online, opened
+from tests.helpers.engines import DEVICES, give, kinds, mean_of, online, opened
 from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -31,6 +31,15 @@ def test_the_first_round_waits_for_everybody():
     assert (state.round, state.waiting) == (1, DEVICES)
 
 
+def test_first_round_opens_after_deadline():
+    """After the deadline the first round opens with whoever is there."""
+    engine = engine_of(run_plan())
+    state, _ = engine.begin(DEVICES)
+    state, _ = online(engine, state, "dev-2", "dev-4")
+    state, (open_,) = engine.handle(state, DeadlinePassed(0))
+    assert set(open_.plan.assignments) == {"dev-2", "dev-4"}
+
+
 def test_deadline_opens_nothing_for_too_few():
     """A mean of fewer than min_contributors could not be used: it waits on, and opens as soon as there are enough."""
     engine = engine_of(run_plan(min_contributors=3))
@@ -40,6 +49,18 @@ def test_deadline_opens_nothing_for_too_few():
     state, actions = online(engine, state, "dev-1", "dev-2")
     assert actions == ()
     state, actions = online(engine, state, "dev-3")
+    assert kinds(actions) == ["OpenRound"]
+
+
+def test_early_leaver_is_waited_for_again():
+    """A device that left before the start is waited for again."""
+    engine = engine_of(run_plan())
+    state, _ = engine.begin(("dev-1", "dev-2"))
+    state, _ = online(engine, state, "dev-1")
+    state, _ = engine.handle(state, WentOffline("dev-1"))
+    state, actions = online(engine, state, "dev-2")
+    assert actions == ()
+    _, actions = online(engine, state, "dev-1")
     assert kinds(actions) == ["OpenRound"]
 
 
@@ -55,6 +76,26 @@ def test_closes_when_all_have_answered():
     assert state.round == 2
 
 
+def test_deadline_closes_round_on_its_quorum():
+    """Quorum 0.6 of five is three: two and the deadline wait on, the third closes at once."""
+    engine, state = opened()
+    state, _ = give(engine, state, "dev-1", "dev-2")
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+    state, (closed, open_) = give(engine, state, "dev-5")
+    assert closed.record.missing == ("dev-3", "dev-4")
+    assert isinstance(open_, OpenRound)
+
+
+def test_quorum_at_the_deadline_closes():
+    """A quorum that is there at the deadline closes then."""
+    engine, state = opened()
+    state, actions = give(engine, state, "dev-1", "dev-2", "dev-3")
+    assert actions == ()
+    _, (closed, _) = engine.handle(state, DeadlinePassed(1))
+    assert closed.record.contributed == 3
+
+
 def test_deadline_of_another_round():
     """A deadline of another round means nothing."""
     engine, state = opened()
@@ -63,6 +104,45 @@ def test_deadline_of_another_round():
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
     assert not state.deadline_passed
+
+
+def test_deadline_is_reset_by_the_next_round():
+    engine, state = opened()
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert state.deadline_passed
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
+    assert state.round == 2
+    assert not state.deadline_passed
+
+
+def test_gone_device_is_not_waited_for():
+    """Nobody waits for a device that is gone."""
+    engine, state = opened()
+    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
+    state, actions = engine.handle(state, WentOffline("dev-4"))
+    assert actions == ()
+    _, (closed, _) = engine.handle(state, WentOffline("dev-5"))
+    assert closed.record.missing == ("dev-4", "dev-5")
+
+
+def test_returned_device_is_waited_for():
+    """A device that came back is waited for again."""
+    engine, state = opened()
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = engine.handle(state, CameOnline("dev-5"))
+    state, actions = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-4")
+    assert actions == ()
+    assert state.waiting == ("dev-5",)
+
+
+def test_gone_devices_do_not_lower_quorum():
+    engine, state = opened()
+    for device in DEVICES[1:]:
+        state, _ = engine.handle(state, WentOffline(device))
+    state, actions = give(engine, state, "dev-1")
+    assert actions == ()
+    _, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
 
 
 def test_revoked_device_is_not_counted():
@@ -87,6 +167,15 @@ def test_revoked_after_its_answer_counts():
     assert set(state.plan.assignments) == set(DEVICES[:4])
 
 
+def test_answer_of_gone_device_still_counts():
+    engine, state = opened()
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, actions = give(engine, state, "dev-5", *DEVICES[:3])
+    assert actions == ()
+    _, (closed, _) = give(engine, state, "dev-4")
+    assert closed.record.contributed == 5
+
+
 def offline(engine, state, *devices):
     for device in devices:
         state, actions = engine.handle(state, WentOffline(device))
@@ -100,6 +189,56 @@ def test_later_rounds_open_by_quorum():
     state = offline(engine, state, "dev-4", "dev-5")
     _, (_, open_) = give(engine, state, *DEVICES[:3])
     assert (open_.plan.round, set(open_.plan.assignments)) == (2, set(DEVICES[:3]))
+
+
+def gathering():
+    """Return (engine, state) after round 1 of five, with nobody there."""
+    engine, state = opened()
+    state = offline(engine, state, *DEVICES)
+    state, actions = give(engine, state, *DEVICES[:3])
+    assert kinds(actions) == ["RoundClosed", "Gather"]
+    assert state.plan is None
+    return engine, state
+
+
+def test_empty_fleet_gathers_a_quorum():
+    """A restarted broker must not have one device train alone while the others reconnect."""
+    engine, state = gathering()
+    state, actions = online(engine, state, "dev-2", "dev-4")
+    assert (actions, state.plan) == ((), None)
+    _, (open_,) = online(engine, state, "dev-5")
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2", "dev-4", "dev-5"})
+
+
+def test_later_round_opens_after_deadline():
+    """`Gather` asks for the deadline of the round that has closed: the run goes on with min_contributors devices."""
+    engine, state = gathering()
+    state, actions = online(engine, state, "dev-2")
+    assert actions == ()
+    _, (open_,) = engine.handle(state, DeadlinePassed(1))
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2"})
+
+
+def test_gathering_may_outlast_its_deadline():
+    """The deadline of the gathering may pass before anybody comes."""
+    engine, state = gathering()
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+    state, (open_,) = online(engine, state, "dev-2")
+    assert (open_.plan.round, set(open_.plan.assignments)) == (2, {"dev-2"})
+    assert not state.deadline_passed
+
+
+def test_new_device_joins_by_checkpoint():
+    """A new device takes part once others have sealed the model for it."""
+    engine, state = opened(devices=("dev-1", "dev-2"))
+    state, _ = online(engine, state, "dev-9")
+    assert "dev-9" not in state.plan.assignments
+    state, (_, open_) = give(engine, state, "dev-1", "dev-2")
+    assert set(open_.plan.assignments) == {"dev-1", "dev-2"}
+    assert [a.seal for a in open_.plan.assignments.values() if a.seal] == [(0,)]
+    _, (_, open_) = give(engine, state, "dev-1", "dev-2")
+    assert set(open_.plan.assignments) == {"dev-1", "dev-2", "dev-9"}
 
 
 def test_final_round_asks_everybody():
@@ -131,6 +270,42 @@ def test_record_weights_the_loss_by_samples():
     assert closed.record.norms == pytest.approx({"dev-1": np.sqrt(6), "dev-2": np.sqrt(6)})
 
 
+def test_same_transitions_give_same_state():
+    """Pure: neither the engine nor an earlier state remembers anything."""
+    engine, state = opened()
+    before = dataclasses.replace(state)
+    first = give(engine, state, *DEVICES)
+    assert state == before
+    again = give(engine, state, *DEVICES)
+    assert first[1][0].record == again[1][0].record
+    assert mean_of(first[0]).tobytes() == mean_of(again[0]).tobytes()
+
+
+def test_uploads_may_arrive_in_any_order():
+    """Sums run in device order: not a bit of the mean depends on who was first."""
+    rng = np.random.default_rng(0)
+    vectors = {d: rng.standard_normal(6) for d in DEVICES}
+    means = set()
+    for assignment in (DEVICES, DEVICES[::-1], ("dev-3", "dev-1", "dev-5", "dev-2", "dev-4")):
+        engine, state = opened()
+        for device in assignment:
+            state, _ = give(engine, state, device, values=vectors[device])
+        means.add(mean_of(state).tobytes())
+    assert len(means) == 1
+
+
+def test_resume_opens_the_same_round_again():
+    """What `OpenRound` had made durable suffices: the same plan and nonce follow."""
+    engine, state = opened(participation=0.6)
+    state, actions = give(engine, state, *state.plan.assignments)
+    (first,) = [a for a in actions if isinstance(a, OpenRound)]
+    assert len(first.plan.assignments) == 3
+    state, (again,) = engine.resume(DEVICES, first.before, first.held, 2, first.available)
+    assert isinstance(again, OpenRound)
+    assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))
+    assert not state.unavailable
+
+
 def test_nonces_depend_on_round_and_seed():
     run = run_plan()
     nonces = [engine_of(run, seed).nonce(r) for seed in (bytes(16), b"s" * 16) for r in (1, 2)]
@@ -145,6 +320,32 @@ def durable(engine, state, device):
     """Return the event of a durable upload."""
     upload, body = upload_of(engine, state, device)
     return stored(upload, body)
+
+
+def test_durable_together_count_in_one_round():
+    """After the deadline the first of them already makes the quorum; the others must not fall into the next round."""
+    engine, state = opened(quorum=0.6)
+    state, _ = give(engine, state, *DEVICES[:2])
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert not actions
+    recorded = engine.record(state, [durable(engine, state, device) for device in DEVICES[2:]])
+    assert recorded.plan is state.plan
+    after, actions = engine.advance(state, recorded)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert actions[0].record.contributed == len(DEVICES)
+    assert (after.round, len(after.received)) == (2, 0)
+
+
+def test_two_steps_give_what_handle_gives():
+    """The two steps of a transition give what handle gives."""
+    engine, state = opened(quorum=1.0)
+    for device in DEVICES:
+        event = durable(engine, state, device)
+        whole = engine.handle(state, event)
+        assert engine.advance(state, engine.record(state, (event,)))[0].resume_metadata == whole[0].resume_metadata
+        assert kinds(engine.advance(state, engine.record(state, (event,)))[1]) == kinds(whole[1])
+        state = whole[0]
+    assert state.round == 2
 
 
 def test_only_a_closing_round_is_work():

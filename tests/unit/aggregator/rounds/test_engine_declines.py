@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from aggregator.rounds.state import DeadlinePassed, Declined
+from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, WentOffline
 from aggregator.run_log import RunLog, waiting_for
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, kinds, opened
@@ -17,6 +17,33 @@ def decline(engine, state, *devices, reason=DeclineReason.DATA, nonce=None):
         state, more = engine.handle(state, Declined(device, nonce or engine.nonce(state.round), reason))
         actions += more
     return state, actions
+
+
+def test_closes_when_all_others_answered():
+    """The round closes as soon as all others have answered."""
+    engine, state = opened()
+    state, actions = decline(engine, state, "dev-4")
+    assert actions == ()
+    state, actions = give(engine, state, "dev-1", "dev-2", "dev-3", "dev-5")
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    record = actions[0].record
+    assert (record.contributed, record.missing, record.declined) == (4, ("dev-4",), {"dev-4": "data"})
+
+
+def test_last_to_decline_closes_the_round():
+    engine, state = opened()
+    state, _ = give(engine, state, *DEVICES[:4])
+    _, actions = decline(engine, state, "dev-5", reason=DeclineReason.TASK)
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
+    assert actions[0].record.declined == {"dev-5": "task"}
+
+
+def test_it_is_asked_again_in_the_next_round():
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-5")
+    state, _ = give(engine, state, *DEVICES[:4])
+    assert "dev-5" in state.plan.assignments
+    assert (state.declined, state.waiting, state.awaited) == ({}, DEVICES, 5)
 
 
 @pytest.mark.parametrize(("least", "closes"), [(2, True), (3, False)])
@@ -55,6 +82,17 @@ def test_upload_that_comes_after_all_counts():
     state, actions = give(engine, state, *DEVICES)
     assert actions[0].record.contributed == 5
     assert actions[0].record.declined == {}
+
+
+def test_presence_takes_nothing_back():
+    """Presences come again for many reasons: only an upload says that the device can."""
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-5")
+    state, _ = engine.handle(state, WentOffline("dev-5"))
+    state, _ = engine.handle(state, CameOnline("dev-5"))
+    assert state.awaited == 4
+    _, actions = give(engine, state, *DEVICES[:4])
+    assert kinds(actions) == ["RoundClosed", "OpenRound"]
 
 
 def test_lone_device_does_not_stop_the_fleet():
@@ -100,3 +138,10 @@ def test_the_log_names_each_of_them_once(caplog):
         "data do not fit the task: dev-5",
         "data do not fit the task: dev-4, dev-5",
     ]
+
+
+@pytest.mark.parametrize("reason", list(DeclineReason))
+def test_every_obstacle_has_words(reason):
+    engine, state = opened()
+    state, _ = decline(engine, state, "dev-1", reason=reason)
+    assert waiting_for(state).endswith(": dev-1")

@@ -37,6 +37,13 @@ def test_hundredfold_update_is_left_out():
         assert state.held.steps[-1].means[0].contributors == len(DEVICES) - 1
 
 
+def test_an_honest_round_is_complete():
+    engine, state = opened()
+    state, record = round_of(engine, state, factor=9.0)
+    assert (record.refused_norm, record.capped) == ({}, {})
+    assert state.held.steps[-1].means[0].contributors == len(DEVICES)
+
+
 def test_weight_above_the_cap_is_reduced():
     """A weight above the cap is reduced and recorded."""
     engine, state = opened()
@@ -58,6 +65,18 @@ def test_level_outlives_a_restart():
     second, two = round_of(again, resumed)
     assert one.refused_norm == two.refused_norm
     assert mean_of(first).tobytes() == mean_of(second).tobytes()
+
+
+def test_refused_upload_is_in_no_quorum():
+    """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
+    engine, state = opened(quorum=0.9)
+    state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
+    for device in DEVICES[:-1]:
+        upload, body = upload_of(engine, state, device)
+        state, _ = engine.handle(state, stored(upload, body))
+    assert state.round == 1
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert state.round == 2
 
 
 def test_refused_and_revoked_counts_once():

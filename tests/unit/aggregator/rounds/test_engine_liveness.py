@@ -41,6 +41,20 @@ def test_lone_device_that_goes_stops_nobody(leave):
     assert set(state.plan.assignments) < set(DEVICES) - {device}
 
 
+def test_nor_after_the_deadline():
+    """One that goes after the deadline does not either."""
+    engine, state, device = one_alone()
+    state, actions = engine.handle(state, DeadlinePassed(1))
+    assert actions == ()
+    state, actions = engine.handle(state, WentOffline(device))
+    assert len(actions) == 2
+
+
+def test_a_slow_device_is_still_waited_for():
+    engine, state, _ = one_alone()
+    assert engine.handle(state, DeadlinePassed(1))[1] == ()
+
+
 def test_round_of_all_waits_for_returns():
     """Where everybody was asked the round stays open for those who come back."""
     engine, state = opened(run_plan())

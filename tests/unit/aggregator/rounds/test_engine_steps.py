@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from aggregator.rounds.engine import CameOnline, Declined, Engine, Left, WentOffline
+from aggregator.rounds.engine import CameOnline, DeadlinePassed, Declined, Engine, Left, WentOffline
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.registry import make_strategy
 from shoal.protocol.messages import DeclineReason, Phase
@@ -124,6 +124,35 @@ def given(state, device):
     )
 
 
+def test_the_presences_before_round_1(compare):
+    def measured(count):
+        engine, state, devices = begun(count)
+        cost = Cost()
+        for device in devices[:-1]:
+            state = cost.feed(engine, state, CameOnline(device))
+        state, actions = engine.handle(state, CameOnline(devices[-1]))
+        assert len(actions) == 1
+        assert len(state.plan.assignments) == count
+        return cost
+
+    compare(measured)
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_the_uploads_of_a_round(compare, algorithm):
+    def measured(count):
+        engine, state, _ = opened(count, algorithm)
+        asked = list(state.plan.assignments)
+        assert len(asked) == count
+        cost = Cost()
+        for device in asked[:-1]:
+            state = cost.feed(engine, state, given(state, device))
+        assert (len(state.received), len(state.contributions), state.awaited) == (count - 1, count - 1, 1)
+        return cost
+
+    compare(measured)
+
+
 def test_storm_while_a_round_is_open(compare):
     """A storm of departures and returns while a round is open."""
 
@@ -151,6 +180,34 @@ def test_devices_decline_and_are_revoked(compare):
             state = cost.feed(engine, state, Declined(device, nonce, DeclineReason.DATA))
         for device in devices[count // 2 : -1]:
             state = cost.feed(engine, state, Left(device))
+        return cost
+
+    compare(measured)
+
+
+def test_presences_after_a_declined_deadline(compare):
+    """Presences after the deadline of a round that all have declined."""
+
+    def measured(count):
+        engine, state, devices = opened(count)
+        for device in devices:
+            state, _ = engine.handle(state, Declined(device, engine.nonce(1), DeclineReason.DATA))
+        state, _ = engine.handle(state, DeadlinePassed(1))
+        cost = Cost()
+        for device in devices:
+            state = cost.feed(engine, state, CameOnline(device))
+        return cost
+
+    compare(measured)
+
+
+def test_newcomers_while_a_round_is_open(compare):
+    def measured(count):
+        engine, state, _ = opened(2)
+        cost = Cost()
+        for i in range(count):
+            state = cost.feed(engine, state, CameOnline(Name(f"new-{i:05}")))
+        assert len(state.devices) == count + 2
         return cost
 
     compare(measured)

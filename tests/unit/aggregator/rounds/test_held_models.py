@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.rounds.held_models import (
+    Named,
     after_round,
     agree,
     offers_of,
@@ -15,8 +16,59 @@ from aggregator.strategies.base import ClusterModel, RoundPlan
 from shoal.errors import IntegrityError
 from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import StateId, mean_number
-from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, held_plan, moved, plan_of, rounds, update
+from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 from tests.helpers.plans import ROUND_KEY
+from tests.helpers.statements import digest
+
+
+def test_most_named_digest_is_accepted():
+    """Updates from the digest that most name are accepted."""
+    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: int(d == "dev-2")}) for d in NAMES]
+    found = agree(begun(), {0: ORIGIN}, updates)
+    assert found.out_of_step == {"dev-2": 0}
+    assert [c.device for c in found.accepted] == ["dev-1", "dev-3", "dev-4", "dev-5"]
+    assert found.digests == {ORIGIN: digest(ORIGIN)}
+
+
+def test_untrained_model_may_differ():
+    """A device that differs in a model it did not train from is accepted but not counted as in step."""
+    other = StateId(1, 0)
+    updates = [update(d, 1, {ORIGIN, other}, kinds={other: int(d == "dev-2")}) for d in NAMES]
+    found = agree(begun(held_plan(origins=2)), {0: ORIGIN, 1: other}, updates)
+    assert found.out_of_step == {}
+    assert [d for d in NAMES if not found.agrees(d)] == ["dev-2"]
+
+
+def test_vectorless_is_compared_by_state():
+    """An update without a vector is compared by its state alone."""
+    updates = [update("dev-1", 1, {ORIGIN}, trained=False, key_id=bytes(16)), update("dev-2", 1, {ORIGIN})]
+    assert agree(begun(), {0: ORIGIN}, updates).out_of_step == {}
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_agreement_ignores_the_order(kinds, random):
+    """Agreement does not depend on the order of uploads."""
+    updates = [update(d, 1, {ORIGIN}, kinds={ORIGIN: k}) for d, k in zip(NAMES, kinds, strict=False)]
+    shuffled = random.sample(updates, len(updates))
+    one, other = (agree(begun(), {0: ORIGIN}, found) for found in (updates, shuffled))
+    assert one.out_of_step == other.out_of_step
+    most = max(kinds.count(k) for k in kinds)
+    assert len(one.accepted) == most
+
+
+def test_several_origins_stay_open():
+    """Origins stay open while a run has several."""
+    run = held_plan(origins=2)
+    held = moved(begun(run), 1, [update(d, 1, {ORIGIN, StateId(1, 0)}, run=run) for d in NAMES], run=run)
+    assert held.steps[-1].step.open == (ORIGIN, StateId(0, 1), StateId(1, 0))
+
+
+def test_checkpoint_goes_with_its_devices():
+    """A checkpoint of a device that left or with its statements is announced no more."""
+    held = rounds(1, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
+    assert list(held.announced(2)) == [0]
+    assert held.only(("dev-2", "dev-3")).announced(2) == {}
+    assert held.only(("dev-1", "dev-3")).announced(2) == {}
 
 
 def test_offers_are_states_of_planned_models():
@@ -168,6 +220,44 @@ def two_move(held, count):
         updates += [update(d, round_, {StateId(1, round_ - 1)}, model=1, run=TWO) for d in NAMES[3:]]
         held = moved(held, round_, updates, run=TWO, models=(0, 1))
     return held
+
+
+def test_model_that_goes_on_drops_recipes():
+    """A model that goes on drops the recipes from before it stood still."""
+    held = one_stands_still(5)
+    states = {0: StateId(0, held.closed), 1: StateId(1, 2)}
+    updates = [update(d, 8, {states[0]}, run=TWO) for d in NAMES[:3]]
+    updates += [update(d, 8, {states[1]}, model=1, run=TWO) for d in NAMES[3:]]
+    held = moved(held, 8, updates, run=TWO, models=(0, 1))
+    # The mean of round 2 would have the topic label of that of round 8, and without it that of round 1 is of no use.
+    assert [(r.model, r.round) for kept in held.steps for r in kept.step.recipes] == [(0, 7), (0, 8), (1, 8)]
+
+
+def test_small_cluster_keeps_certified_state():
+    """Devices of a small cluster keep its last certified state."""
+    assert damaged(0).steps[-1].step.open == (StateId(0, 2), StateId(0, 3))
+    run = held_plan(min_contributors=2)
+    many = rounds(3, devices=NAMES, held=begun(run), run=run, seal=lambda r: "dev-1" if r == 3 else None)
+    assert many.steps[-1].step.open == (StateId(0, 3),)
+
+
+def test_earlier_keys_are_erased():
+    """A device has erased the keys of the steps before its last round."""
+    held = rounds(2)
+    parent = dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))})
+    assert parent.held_by("dev-1") == {ORIGIN}
+    assert StateId(0, 2) in dataclasses.replace(held, named={"dev-1": Named(1, (ORIGIN,))}).held_by("dev-1")
+
+
+def test_gone_models_lose_checkpoints():
+    """Such as those of the halves of a refused split: each would be announced until the end of the run."""
+    held = rounds(2, seal=lambda r: f"dev-{r}")
+    checkpoint, gone = held.certified[0], StateId(7, 1)
+    others = {7: dataclasses.replace(checkpoint, state=gone), 8: dataclasses.replace(checkpoint, state=StateId(0, 2))}
+    held = dataclasses.replace(held, certified={0: checkpoint, **others}, pending={7: others[7]})
+    after = rounds(1, held=held)
+    assert set(after.certified) == {0, 8}, "a step that is still announced begins at the state of model 8"
+    assert after.pending == {}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 100])

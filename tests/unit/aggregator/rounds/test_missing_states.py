@@ -5,6 +5,7 @@ import dataclasses
 from aggregator.rounds.held_models import Evidence, Named, offers_of
 from aggregator.rounds.missing_states import (
     CHECKPOINT_EVERY,
+    FINAL_SEALERS,
     lost,
     sealing,
     unable,
@@ -14,6 +15,24 @@ from aggregator.strategies.base import RoundPlan, train_assignment
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.states import StateId
 from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
+
+
+def test_lacking_compared_model_waits_too():
+    """A device that lacks a model to compare with waits too."""
+    held = rounds(1, devices=("dev-1", "dev-2"))
+    held = dataclasses.replace(
+        held, states=dataclasses.replace(held.states, names={**held.states.names, 7: StateId(1, 1)})
+    )
+    offers = {0: StateId(0, 1), 1: StateId(1, 1)}
+    comparing = dataclasses.replace(TRAIN, compare=(0, 1))
+    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": comparing})
+    assert unable(held, plan, offers, ("dev-1", "dev-2"), 2) == ("dev-2",)
+
+
+def test_everybody_can_begin():
+    """Before the first round has closed every device can take part."""
+    held = begun()
+    assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
 
 
 def test_missed_rounds_wait_for_a_checkpoint():
@@ -50,6 +69,33 @@ def seals(held, run=None, *, waiting=False, **plan):
     offers = offers_of(made, held.states)
     orders = sealing(held, made, offers, run, waiting=waiting, signers=run.recipe.min_contributors)
     return {d: o.seal for d, o in orders.items() if o.seal}
+
+
+def test_what_orders_checkpoints():
+    """Checkpoints are ordered for a waiting device a draw the final round and the strategy."""
+    held = rounds(2)
+    assert seals(held) == {}
+    for found in (
+        seals(held, waiting=True),
+        seals(held, held_plan(participation=0.5)),
+        seals(held, round_=20),
+        seals(held, seal=frozenset({0})),
+    ):
+        assert list(found.values()) == [(0,)]
+    assert list(seals(held, round_=21, final=True).values()) == [(0,)] * FINAL_SEALERS
+    assert seals(held, seal=frozenset({5})) == {}
+
+
+def test_departures_order_checkpoints():
+    """A checkpoint is ordered once after a device has left and each time if few remain."""
+    held = rounds(2)
+    there = NAMES[:4]
+    assert list(seals(held, devices=there).values()) == [(0,)]
+    held = rounds(1, held=held, devices=there, seal=lambda _: "dev-1")
+    assert seals(held, devices=there) == {}
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
+    held = rounds(1, held=held, devices=NAMES[:2], seal=lambda _: "dev-1")
+    assert list(seals(held, devices=NAMES[:2]).values()) == [(0,)]
 
 
 def test_checkpoint_every_ten_rounds():

@@ -37,6 +37,23 @@ def newest(held):
     return ClusterModel(max(held.states.names))
 
 
+def test_lacking_device_is_left_out():
+    """A device without the model is left out and a checkpoint is ordered."""
+    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
+    ready = prepare((newest(held),), held, NAMES, RUN, planning())
+    assert list(ready.plan.assignments) == ["dev-1", "dev-2", "dev-3"]
+    assert [o.seal for o in ready.plan.assignments.values() if o.seal] == [(0,)]
+    assert ready.held == held
+    assert ready.events == ()
+
+
+def test_all_in_step_order_nothing():
+    """A round in which all are in step orders nothing."""
+    held = rounds(2)
+    ready = prepare((newest(held),), held, NAMES, RUN, planning())
+    assert all(not o.seal for o in ready.plan.assignments.values())
+
+
 def test_too_few_holders_hand_the_model_over():
     """If too few hold the model they hand it over and the strategy does not see that round."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))

@@ -56,6 +56,19 @@ def test_pause_completes_the_round():
     assert (state.round, state.deadline_passed) == (2, False)
 
 
+def test_resumed_run_gathers_for_a_deadline():
+    """A run that is resumed with too few devices gathers for a whole deadline."""
+    engine, state = opened(rounds=3)
+    state, _ = order(engine, state, Order.PAUSE)
+    state, _ = give(engine, state, *DEVICES)
+    for device in DEVICES:
+        state, _ = engine.handle(state, WentOffline(device))
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    state, actions = order(engine, state, Order.GO)
+    assert (kinds(actions), state.deadline_passed) == (["Gather"], False)
+    assert order(engine, state, Order.GO)[1] == ()
+
+
 def test_stop_ends_with_a_final_round():
     """A stopped run closes its round and ends with a final one."""
     engine, state = opened(rounds=9)
@@ -79,6 +92,15 @@ def test_stop_now_closes_with_durable_ones():
     assert (actions[0].record.contributed, actions[1].plan.final) == (2, True)
     # The final round has the result of the run, and a stop does not cut it short.
     assert order(engine, state, Order.STOP_NOW) == (state, ())
+
+
+def test_stop_in_a_pause_ends_the_run():
+    """A run stopped in a pause goes on to its final round."""
+    engine, state = opened(rounds=9)
+    state, _ = order(engine, state, Order.PAUSE)
+    state, _ = give(engine, state, *DEVICES)
+    state, actions = order(engine, state, Order.STOP)
+    assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
 
 
 def test_stop_waits_for_devices_to_return():
@@ -136,3 +158,16 @@ def test_final_round_offers_its_own_models(paused):
     recipes = [recipe.model for recipe in state.held.steps[-1].step.recipes]
     assert recipes == sorted(recipes)
     assert auxiliary in recipes
+
+
+def test_open_final_round_ignores_orders():
+    """An open final round goes on under every order."""
+    engine, state = opened(rounds=1)
+    state, _ = give(engine, state, *DEVICES)
+    assert state.plan.final
+    for wanted in (Order.PAUSE, Order.GO, Order.STOP, Order.STOP_NOW):
+        state, actions = order(engine, state, wanted)
+        assert actions == ()
+    state, actions = give(engine, state, *DEVICES)
+    assert kinds(actions) == ["RoundClosed", "RunFinished"]
+    assert state.finished

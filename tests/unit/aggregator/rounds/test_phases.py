@@ -5,7 +5,15 @@ import itertools
 
 import pytest
 
-from aggregator.rounds.state import TRANSITIONS, CameOnline, PhaseError, RunPhase, check_transition, phase_of
+from aggregator.rounds.state import (
+    TRANSITIONS,
+    CameOnline,
+    PhaseError,
+    RunPhase,
+    WentOffline,
+    check_transition,
+    phase_of,
+)
 from tests.helpers.engines import DEVICES, give, opened
 
 
@@ -36,6 +44,18 @@ def test_a_round_may_follow_another_at_once():
     engine, state = opened(rounds=2)
     after, _ = give(engine, state, *DEVICES)
     assert (phase_of(after), after.round) == (RunPhase.ROUND, 2)
+
+
+def test_run_without_devices_gathers():
+    """A run without devices gathers between its rounds."""
+    engine, state = opened(rounds=3)
+    state, _ = give(engine, state, *DEVICES[:3])
+    for device in DEVICES:
+        state, _ = engine.handle(state, WentOffline(device))
+    assert phase_of(state) is RunPhase.GATHERING
+    for device in DEVICES:
+        state, _ = engine.handle(state, CameOnline(device))
+    assert phase_of(state) is RunPhase.ROUND
 
 
 def test_the_engine_checks_each_event(monkeypatch):

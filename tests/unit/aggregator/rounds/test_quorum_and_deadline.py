@@ -6,7 +6,7 @@ import pytest
 
 from aggregator.persistent import PersistentMap, PersistentSet
 from aggregator.rounds.held_models import HeldModels
-from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open
+from aggregator.rounds.quorum_and_deadline import is_abandoned, may_close, may_open, uploads_needed
 from aggregator.rounds.state import EngineState, on_declined, on_online
 from aggregator.rounds.state import opened as with_plan
 from aggregator.strategies.base import RoundPlan
@@ -47,6 +47,11 @@ def open_round(received=0, *, online=10, asked=10, late=False, final=False):
 def test_round_opens_by_quorum_or_deadline(online, round_, late, opens):
     """The first round waits for all ten devices."""
     assert may_open(gathering(online, round_=round_, late=late)) is opens
+
+
+def test_an_empty_fleet_opens_no_round():
+    state = dataclasses.replace(gathering(0, late=True), devices=PersistentSet())
+    assert not may_open(state)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,15 @@ def declined(state, *devices, reason=DeclineReason.STATE):
     for device in devices:
         state = on_declined(state, device, reason)
     return state
+
+
+def test_missing_state_counts_in_no_quorum():
+    """A device that lacks a state does not count in the quorum."""
+    state = declined(open_round(3), *DEVICES[3:])
+    assert (state.asked, uploads_needed(state)) == (3, 3)
+    assert may_close(state)
+    other = declined(open_round(1), *DEVICES[1:], reason=DeclineReason.DATA)
+    assert (other.asked, uploads_needed(other), may_close(other)) == (10, 2, False), "a mean takes two"
 
 
 def test_all_declined_closes_at_deadline():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from aggregator.rounds.relay import States, settle
+from aggregator.rounds.relay import States, replace_models, settle
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.registry import make_strategy
 from shoal.errors import IntegrityError
@@ -133,6 +135,16 @@ def test_nothing_masked_outlives_a_round(case):
         assert not encode_state(fleet.state).arrays
 
 
+def test_only_starting_states_are_known():
+    """Only states that a model starts from are known."""
+    fleet = Fleet("restarts", relayed=True)
+    for _ in range(10):
+        fleet.step()
+    used = {m.origin for m in fleet.state.slots}
+    assert set(fleet.states.names) == used | set(range(4))
+    assert {fleet.states[n].round for n in used} == {10}
+
+
 def test_fork_of_a_moved_model_is_one_state():
     """A trial's halves begin at the model that their cluster has just reached: one mean, one state, three models."""
     moved = ClusterModel().moved(np.ones(3, np.float32), 4, 5)
@@ -141,6 +153,22 @@ def test_fork_of_a_moved_model_is_one_state():
     assert {m.origin for m in (state[0], *state[1])} == {1}
     assert states[1] == StateId(2, 5)
     assert steps[0].contributors == 4
+
+
+def test_unmoved_model_keeps_its_state():
+    """A model that did not move keeps its state."""
+    still, moved = ClusterModel(origin=1), ClusterModel().moved(np.ones(3, np.float32), 4, 5)
+    state, _, steps = settle({"a": still, "b": moved}, {0: moved, 1: still}, States.of_origins(2), 5)
+    assert state["a"] is still
+    assert [s.terms for s in steps] == [((1.0, StateId(0, 0)),)]
+
+
+def test_sum_of_models_becomes_a_state():
+    """The mean of two groups' models, one of which has moved this round: two terms and half of its mean."""
+    one, other = ClusterModel(origin=1), ClusterModel(others=((0.5, 1),), scale=0.5).moved(np.ones(3, np.float32), 4, 5)
+    _, _, steps = settle((one, other), {0: one, 4: other, 5: ClusterModel(scale=0.5)}, States.of_origins(2), 5)
+    assert [s.state for s in steps] == [StateId(4, 5)]
+    assert steps[0].terms == ((0.5, StateId(0, 0)), (0.5, StateId(1, 0)))
 
 
 def test_nameless_moved_model_is_refused():
@@ -153,3 +181,20 @@ def test_nameless_moved_model_is_refused():
 def test_state_that_was_given_up_is_refused():
     with pytest.raises(IntegrityError, match="state 4"):
         States.of_origins(4)[4]
+
+
+def test_models_are_found_at_every_depth():
+    """Models are found at every depth and the rest is untouched."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Node:
+        model: ClusterModel
+        name: str
+
+    rest = ("x", {"y": 1})
+    state = {"nodes": (Node(ClusterModel(origin=3), "n"), rest), "plain": rest}
+    found = replace_models(state, lambda model: dataclasses.replace(model, origin=model.origin + 1))
+    assert found["nodes"][0] == Node(ClusterModel(origin=4), "n")
+    assert found["nodes"][1] is rest
+    assert found["plain"] is rest
+    assert replace_models(rest, lambda model: model) is rest

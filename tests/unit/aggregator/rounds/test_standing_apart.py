@@ -36,6 +36,15 @@ def test_round_in_line_restarts_the_count():
     assert [e.detail["device"] for e in events] == ["a"]
 
 
+def test_directions_are_known_by_model():
+    known, _ = observed(Standings(), {"a": Finding(True, {1: True, 2: False})}, 1, "filter")
+    assert known.against == {"a": (1,)}
+    known, _ = observed(known, {"a": Finding(True, {4: True})}, 2, "filter")
+    assert known.against == {"a": (1, 4)}
+    known, _ = observed(known, {"a": Finding(False, {1: False, 4: False})}, 3, "filter")
+    assert known.against == {}
+
+
 def play(engine, state):
     """Answer the open round; the last device's update is reversed. Return the state and the round's record."""
     rng = np.random.default_rng(state.round)
@@ -48,6 +57,15 @@ def play(engine, state):
     return state, [e["device"] for e in record.events if e["kind"] == STANDS_APART]
 
 
+def test_record_of_third_round_names_device():
+    engine, state = opened(DEVICES, robust="filter")
+    named = []
+    for _ in range(5):
+        state, found = play(engine, state)
+        named.append(found)
+    assert named == [[], [], [FALSE], [], []]
+
+
 def test_the_count_outlives_a_restart():
     engine, state = opened(DEVICES, robust="filter")
     for _ in range(2):
@@ -56,3 +74,10 @@ def test_the_count_outlives_a_restart():
     resumed, _ = again.resume(DEVICES, state.strategy, state.held, 3, DEVICES, state.resume_metadata)
     assert resumed.watched.apart == state.watched.apart == state.resume_metadata.watched.apart
     assert play(again, resumed)[1] == play(engine, state)[1] == [FALSE]
+
+
+def test_without_a_rule_nobody_is_named():
+    engine, state = opened(DEVICES, robust="off")
+    for _ in range(4):
+        state, found = play(engine, state)
+        assert found == []

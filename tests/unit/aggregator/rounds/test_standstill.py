@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from aggregator.rounds.standstill import (
     observe,
 )
 from aggregator.strategies.base import ClusterModel, RoundPlan, train_assignment
+from shoal.protocol.messages import Phase
 from shoal.util.state_codec import decode_state, encode_state
 
 FIVE = tuple(f"dev-{i}" for i in range(5))
@@ -43,6 +45,12 @@ def run(rounds, least=3, participation=1.0, before=None):
     return state, told
 
 
+def test_moving_cluster_is_not_reported():
+    """A cluster that moves in every round is never reported."""
+    state, events = run(facts(round_, version=round_) for round_ in range(1, 30))
+    assert (state.now, events) == ((), [])
+
+
 def test_reported_once_after_three_rounds():
     """It is reported once after three rounds and shown while it lasts."""
     state, events = run(facts(round_, FIVE[:2]) for round_ in range(1, ROUNDS_STILL))
@@ -53,6 +61,17 @@ def test_reported_once_after_three_rounds():
     assert event.detail["rounds"] == ROUNDS_STILL
     (still,) = state.now
     assert (still.cluster, still.devices, still.rounds) == (0, 2, 8)
+
+
+def test_end_is_reported_once():
+    """The end is reported once and a second standstill again."""
+    rounds = [facts(r, FIVE[:2]) for r in range(1, 6)]
+    rounds += [facts(r, FIVE, version=r) for r in range(6, 9)]
+    rounds += [facts(r, FIVE[:2], version=8) for r in range(9, 13)]
+    state, events = run(rounds)
+    assert [(e.round, e.kind) for e in events] == [(3, STANDS_STILL), (6, MOVES_AGAIN), (11, STANDS_STILL)]
+    assert events[1].detail == {"cluster": 0, "rounds": 5}
+    assert state.told == (0,)
 
 
 def test_deserted_cluster_is_reported():
@@ -79,6 +98,13 @@ def test_too_few_members():
     assert "more devices like these" in hint
 
 
+def test_too_few_members_online():
+    reason, hint = reason_of(there=FIVE[:2], asked=FIVE[:2])
+    assert reason == "2 of its 5 devices are online, and a mean takes 3"
+    assert "start dev-2, dev-3, dev-4 again" in hint
+    assert "--min-contributors to 2" in hint
+
+
 def test_all_members_offline():
     _, hint = reason_of(there=(), asked={"other": TRAIN})
     assert hint == f"start {', '.join(FIVE)} again"
@@ -91,10 +117,25 @@ def test_its_turn_has_not_come():
     assert "wait for its turn" in hint
 
 
+def test_too_few_drawn():
+    reason, hint = reason_of(asked=FIVE[:1], participation=0.2)
+    assert reason.startswith("1 of its 5 devices online was drawn")
+    assert "--participation to 0.6" in hint
+    assert "--min-contributors to 1" in hint
+
+
 def test_enough_participation_is_kept():
     """A participation that would draw enough is not told to rise."""
     _, hint = reason_of(asked={"other": TRAIN}, participation=0.8)
     assert hint == "wait for its turn"
+
+
+def test_too_few_although_all_are_drawn():
+    """Too few with an assignment though all are drawn."""
+    reason, hint = reason_of(asked=FIVE[:2])
+    assert reason.startswith("2 of its 5 devices online had an assignment")
+    assert "until dev-2, dev-3, dev-4 have a checkpoint" in hint
+    assert "--min-contributors to 2" in hint
 
 
 def test_too_few_uploads_name_devices():
@@ -116,6 +157,21 @@ def test_enough_uploads_but_unused():
     assert reason == "5 devices uploaded, and the algorithm left the model as it is"
 
 
+@pytest.mark.parametrize("phase", [Phase.TRIAL, Phase.SCORE])
+def test_trying_rounds_do_not_count(phase):
+    """Rounds in which its devices try or score models do not count."""
+    busy = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=phase))
+    state, events = run(facts(r, asked={**busy, "other": TRAIN}) for r in range(1, 20))
+    assert (state.rounds, events) == ({0: 0}, [])
+
+
+def test_rounds_untrained_do_not_count():
+    """Rounds in which nobody trains do not count."""
+    pretrain = dict.fromkeys(FIVE, dataclasses.replace(TRAIN, phase=Phase.PRETRAIN))
+    state, _ = run([facts(1, FIVE[:2]), *(facts(r, FIVE[:2], asked=pretrain) for r in range(2, 9))])
+    assert state.rounds == {0: 1}
+
+
 def test_clusters_in_turn_are_reported_once():
     """Four clusters, one a round: each stands still for three rounds of four."""
     clusters = {f"dev-{i:02d}": i % 4 for i in range(20)}
@@ -131,6 +187,13 @@ def test_clusters_in_turn_are_reported_once():
     assert sorted(e.detail["cluster"] for e in told if e.kind == STANDS_STILL) == [0, 1, 2, 3]
     assert sorted(e.detail["cluster"] for e in told if e.kind == MOVES_AGAIN) == [0, 1, 2, 3]
     assert len(state.now) == 1
+
+
+def test_unknown_model_is_not_judged():
+    """A cluster without a known model is not judged."""
+    seen = [dataclasses.replace(facts(r), models={9: ClusterModel()}) for r in range(1, 9)]
+    state, events = run(seen)
+    assert (state.now, events) == ((), [])
 
 
 def test_names_are_cut_after_some():

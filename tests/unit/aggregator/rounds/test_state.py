@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aggregator.persistent import PersistentList, PersistentSet
+from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
 from aggregator.rounds.closing import Watched
 from aggregator.rounds.duplicates_and_limits import MAX_FIGURE
 from aggregator.rounds.held_models import HeldModels
@@ -27,6 +27,8 @@ from tests.helpers.plans import contribution, run_plan
 FLEET = ("a", "b", "c", "d")
 DATA, UPLOAD, KEYS, STATE = DeclineReason.DATA, DeclineReason.UPLOAD, DeclineReason.KEYS, DeclineReason.STATE
 MOST = (1 << 32) - 1
+
+OUTCOME = Outcome(clusters={"a": 0, "b": 0})
 
 
 def fleet(online=FLEET, **changes):
@@ -57,6 +59,40 @@ def counts(state):
     return (state.awaited, state.unasked), plain
 
 
+def test_opened_round_forgets_answers():
+    """An opened round forgets the answers of the one before."""
+    before = fleet(
+        received=PersistentMap({"a": (Phase.TRAIN, b"")}),
+        contributions=PersistentList([contribution("a")]),
+        declined=PersistentMap({"b": DATA}),
+        refused=PersistentSet("c"),
+        unfit=PersistentSet("d"),
+        deadline_passed=True,
+    )
+    state = opened(before, plan_for("a", "b"))
+    assert state.round == 7
+    assert not any((state.received, state.contributions, state.declined, state.deadline_passed))
+    assert not any((state.refused, state.unfit))
+    assert state.waiting == ("a", "b")
+    assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
+
+
+def test_nothing_is_asked_between_rounds():
+    """While no round is open nothing is asked or awaited."""
+    state = fleet()
+    assert (state.waiting, state.awaited, state.asked) == ((), 0, 0)
+    assert state.present == FLEET
+
+
+def test_record_has_losses_of_clusters():
+    """Without updates that were left out; a cluster without any has none."""
+    given = PersistentList(contribution(d, loss=loss) for d, loss in zip(FLEET, (1.0, 3.0, 5.0, 9.0), strict=True))
+    state = asking(*FLEET, contributions=given)
+    outcome = Outcome(clusters={"a": 0, "b": 0, "c": 4, "d": 5})
+    record = record_of(state, state.plan, outcome, refused_norm={"d": 99.0})
+    assert record.cluster_losses == {0: 2.0, 4: 5.0}
+
+
 # --------------------------------------------------------------------------------------------------- a round opens
 
 
@@ -72,6 +108,74 @@ def test_absent_or_revoked_are_not_awaited():
 @pytest.mark.parametrize(("finished", "reason"), [(True, "the run is over"), (False, "the round is not open")])
 def test_the_reason_of_a_late_upload(finished, reason):
     assert too_late(fleet(finished=finished)) == reason
+
+
+def test_device_that_uploaded_may_leave():
+    """A device that has uploaded may leave."""
+    state = received(asking("a", "b"), "a")
+    off = on_offline(state, "a")
+    assert (off.awaited, off.asked, set(off.unavailable)) == (1, 2, set())
+
+
+def test_unasked_devices_are_counted():
+    """Devices without an order are counted as they come and go."""
+    state = asking("a")
+    for move, device, unasked in (
+        (on_offline, "b", 2),
+        (on_offline, "b", 2),
+        (on_offline, "a", 2),
+        (on_online, "b", 3),
+        (on_online, "new", 4),
+        (on_online, "new", 4),
+    ):
+        state = move(state, device)
+        assert state.unasked == unasked
+    assert "new" in state.devices, "a device that joins during the run belongs to the fleet"
+
+
+def test_declined_is_not_awaited_online():
+    """A device that declined is not waited for though it is online."""
+    state = on_declined(asking("a", "b"), "a", DATA)
+    assert (state.awaited, state.asked, state.unable) == (1, 2, {"a": "data"})
+    again = on_online(on_offline(state, "a"), "a")
+    assert again.awaited == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "asked", "able", "late"), [(DATA, 3, 2, 2), (UPLOAD, 3, 3, 2), (KEYS, 3, 3, 2), (STATE, 2, 2, 2)]
+)
+def test_declined_does_not_count_as_able(reason, asked, able, late):
+    """One device must not stop the run; until the deadline, one that lacks keys or had an upload refused may still send it."""
+    state = on_declined(asking("a", "b", "c"), "a", reason)
+    assert (state.asked, state.able, state.unable) == (asked, able, {"a": reason.name.lower()})
+    assert dataclasses.replace(state, deadline_passed=True).able == late
+    assert on_declined(state, "a", KEYS).able == 3, "its newest word counts"
+
+
+def test_let_in_again_counts_again():
+    """A device that is let in again counts again."""
+    state = on_online(on_revoked(asking("a", "b"), "a"), "a")
+    assert (state.asked, state.awaited) == (2, 2)
+    assert "a" in state.devices
+
+
+def test_counts_are_those_of_the_sets():
+    """The counts are those of the sets whatever happens."""
+    state = asking("a", "b")
+    for move, device in (
+        (on_offline, "a"),
+        (on_online, "x"),
+        (on_offline, "c"),
+        (lambda s, d: on_declined(s, d, DATA), "b"),
+        (on_online, "a"),
+        (received, "a"),
+        (on_offline, "a"),
+        (on_online, "c"),
+        (on_offline, "x"),
+    ):
+        state = move(state, device)
+        found, plain = counts(state)
+        assert found == plain, (move, device)
 
 
 # ------------------------------------------------------------------------------------------------- devices move
@@ -170,6 +274,21 @@ def test_the_record_of_a_round():
         {"round": 7, "kind": "model_went_back", "model": 0, "to": 2},
         {"round": 7, "kind": "split", "cluster": 0},
     )
+
+
+def test_refused_norm_has_no_part_in_loss():
+    """Updates left out because of their norm have no part in the loss."""
+    updates = [contribution("a", loss=1.0), contribution("b", loss=1e9, norm=99.0)]
+    state = asking("a", "b", contributions=PersistentList(updates))
+    record = record_of(state, state.plan, OUTCOME, {"b": 99.0})
+    assert (record.loss, record.refused_norm, record.contributed) == (1.0, {"b": 99.0}, 2)
+
+
+def test_no_uploads_have_no_loss():
+    """A round without uploads has a loss of zero."""
+    state = asking("a")
+    record = record_of(state, state.plan, Outcome({}))
+    assert (record.loss, record.contributed, record.missing) == (0.0, 0, ("a",))
 
 
 def test_metadata_name_what_a_restart_needs():
