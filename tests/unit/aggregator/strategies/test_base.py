@@ -8,8 +8,13 @@ import pytest
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.strategies.base import (
     ClusterModel,
+    RoundPlan,
     advanced,
+    capped_devices,
+    contribution_of,
     evaluates,
+    final_assignment,
+    in_order,
     mean_loss,
     mean_update,
     norm_of,
@@ -17,12 +22,15 @@ from aggregator.strategies.base import (
     read_settings,
     require,
     require_one_origin,
+    train_assignment,
+    weights_of,
 )
 from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.ifca.state import IfcaSettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import SegmentSpec
-from tests.helpers.plans import D, contribution, run_plan
+from shoal.protocol.messages import Phase, Share
+from tests.helpers.plans import D, contribution, engine_of, run_plan, upload_of
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 
@@ -43,6 +51,12 @@ def test_moved_model_adds_its_offsets():
     np.testing.assert_array_equal(first.offset, delta, "the earlier model keeps its offset")
 
 
+def test_unmoved_models_norm_is_zero():
+    """The norm of a model that has not moved is zero."""
+    assert ClusterModel().norm == 0.0
+    assert ClusterModel(offset=np.array([3, 4], np.float32)).norm == 5.0
+
+
 def test_norm_is_summed_in_float64():
     """A float32 sum of so many squares would stop to grow; the last coordinate is in a block of its own."""
     vector = np.ones((1 << 17) + 1, np.float32)
@@ -54,6 +68,24 @@ def test_norm_is_summed_in_float64():
 def test_norm_beyond_float32_is_infinite():
     """A norm beyond float32 is infinite and raises no warning."""
     assert norm_of(np.full(3, 3e38, np.float32)) == np.inf
+
+
+def test_figures_of_an_upload_are_kept():
+    """Every figure of an upload is in its client update."""
+    engine = engine_of(run_plan())
+    state, _ = engine.begin(("dev-1",))
+    state = dataclasses.replace(
+        state, round=4, plan=RoundPlan(4, {2: ClusterModel()}, {"dev-1": train_assignment((2,), evaluate=True)})
+    )
+    upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, 0.5), model_norm=1.5, samples=11, loss=0.25)
+    update = contribution_of(upload, None, attached=b"more")
+    assert update.key == (4, int(Phase.TRAIN), "dev-1")
+    for name in ("model", "samples", "loss", "key_id", "margins", "correct", "tested", "model_norm"):
+        assert getattr(update, name) == getattr(upload, name), name
+    assert (update.attached, update.norm, update.vector) == (b"more", 0.0, None)
+    vector = np.array([3, 4, 0, 0, 0, 0], np.float32)
+    assert contribution_of(upload, vector).norm == 5.0
+    assert contribution_of(upload, vector, norm=7.0).norm == 7.0
 
 
 # -------------------------------------------------------------------------------------------------------- updates
@@ -86,12 +118,36 @@ def test_any_key_without_a_vector(scored_first):
         of_one_round([*given, contribution("dev-4", np.ones(D), key_id=b"o" * 16)])
 
 
+def test_updates_are_summed_in_order():
+    """Their order of arrival would change the last bits of a mean."""
+    updates = [contribution(d, np.full(D, v)) for d, v in (("c", 1e8), ("a", 1.0), ("b", -1e8))]
+    assert [c.device for c in in_order(updates)] == ["a", "b", "c"]
+    assert [c.device for c in in_order(reversed(updates))] == ["a", "b", "c"]
+
+
 # -------------------------------------------------------------------------------------------------------- weights
 
 
 def given():
     honest = [contribution(f"dev-{i}", [1.0] * 6, samples=10, loss=1.0) for i in range(4)]
     return [*honest, contribution("liar", [-1.0] * 6, samples=100_000, loss=0.0)]
+
+
+def test_mean_follows_the_cluster():
+    """The mean follows the cluster and not the one with most samples."""
+    assert mean_update(given(), "samples", 0.0)[0] < -0.99
+    assert mean_update(given(), "samples", 3.0)[0] == pytest.approx((4 - 3) / 7)
+
+
+def test_uniform_weights_are_never_capped():
+    assert weights_of(given(), "uniform", 3.0).tolist() == [1.0] * 5
+    assert capped_devices([given()], "uniform", 3.0) == {}
+
+
+def test_capped_devices_are_named():
+    """The capped devices are named with their weight."""
+    assert capped_devices([given()], "samples", 3.0) == {"liar": 30.0}
+    assert capped_devices([given()], "samples", 0.0) == {}
 
 
 def test_reported_loss_is_a_capped_mean_too():
@@ -106,6 +162,13 @@ def test_one_false_loss_of_five(lie):
     devices = [contribution(f"dev-{i}", samples=10, loss=1.0 + 0.1 * i) for i in range(4)]
     found = mean_loss([*devices, contribution("liar", samples=100_000, loss=lie)], run_plan())
     assert 1.0 < found < 1.3
+
+
+def test_losses_without_weight():
+    """Uniform losses and losses without weight."""
+    even = [contribution("a", loss=1.0, samples=1), contribution("b", loss=3.0, samples=1)]
+    assert mean_loss(even, run_plan()) == 2.0
+    assert mean_loss([contribution("a", loss=1.0, samples=0)], run_plan()) is None
 
 
 def test_enough_devices_move_a_model():
@@ -125,6 +188,21 @@ def test_no_mean_is_made_of_no_updates():
         raise AssertionError("a mean of nothing")
 
     assert advanced(slot, [], run_plan(min_contributors=1), mean, 5) is slot
+
+
+def test_training_reports_no_margins():
+    """A training assignment trains and reports no margins."""
+    made = train_assignment((4, 7), evaluate=True, phase=Phase.PRETRAIN)
+    assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.PRETRAIN, Share.TRAIN)
+    assert (made.train, made.evaluate, made.margins) == (True, True, False)
+    assert train_assignment((4,), evaluate=False).phase == Phase.TRAIN
+
+
+def test_final_assignment_trains_nothing():
+    """A final assignment reports and trains nothing."""
+    made = final_assignment((4, 7))
+    assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.SCORE, Share.TRAIN)
+    assert (made.train, made.evaluate, made.margins) == (False, True, False)
 
 
 # ---------------------------------------------------------------------------------------------------------- draws

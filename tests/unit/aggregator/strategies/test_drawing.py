@@ -51,6 +51,18 @@ def turns(clusters, rounds, participation, least=3, seed=1):
     return found
 
 
+def test_full_participation_trains_all():
+    """All devices of all clusters train under full participation."""
+    clusters = clusters_of(5, 3)
+    assert turns(clusters, 1, 1.0) == [clusters]
+
+
+def test_one_cluster_is_drawn_plainly():
+    """A fleet of one cluster is drawn as it is without clusters."""
+    run = run_plan(participation=0.4)
+    assert drawn_by_cluster(run, 7, {0: DEVICES}, {}, 3) == {0: drawn(run, 7, DEVICES)}
+
+
 def test_clusters_take_turns_for_a_mean():
     """Clusters take turns that a mean can be made of."""
     found = turns(clusters_of(5, 5, 5, 5), 8, 0.2)
@@ -106,6 +118,13 @@ def test_any_draw_keeps_to_its_budget(sizes, participation, least, seed):
 
 FOUR = {f"d{i:02}": i // 5 for i in range(20)}
 TWENTY = tuple(sorted(FOUR))
+
+
+@pytest.mark.parametrize("changes", [{"participation": 0.2}, {"min_contributors": 3}])
+def test_means_of_one_are_drawn_plainly(changes):
+    """The draw is the plain one for means of one and for all devices."""
+    run = run_plan(**changes)
+    assert drawn_in_turn(run, 3, TWENTY, FOUR, {}) == (drawn(run, 3, TWENTY), {})
 
 
 def test_clusters_have_turns_of_several():

@@ -39,6 +39,16 @@ def test_too_few_leave_the_model():
     assert rounds.state.slot.version == 2
 
 
+def test_round_without_answers():
+    """A round without answers changes nothing."""
+    rounds = Rounds(run_plan(), DEVICES)
+    rounds.step(answer)
+    before = rounds.state
+    outcome = rounds.step(lambda *_: None)
+    assert rounds.state == before
+    assert outcome.clusters == dict.fromkeys(DEVICES, 0)
+
+
 def test_another_mask_key_never_meets_sum():
     with pytest.raises(KeyMismatchError, match="dev-2"):
         of_one_round(
@@ -69,3 +79,9 @@ def test_evaluation_every_nth_round():
 def test_unknown_settings_are_refused():
     with pytest.raises(ConfigError, match="no setting 'k'"):
         Rounds(run_plan(settings={"k": 3}), DEVICES)
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(ConfigError, match="no algorithm 'magic'") as caught:
+        Rounds(run_plan("magic"), DEVICES)
+    assert "cfl" in caught.value.hint

@@ -69,6 +69,24 @@ def test_round_is_a_step_of_k_means():
             )
 
 
+def test_the_groups_are_found():
+    world = World()
+    for _ in range(5):
+        clusters = world.step().clusters
+    assert len({clusters[d] for d in DEVICES[::2]}) == len({clusters[d] for d in DEVICES[1::2]}) == 1
+    assert clusters["dev-0"] != clusters["dev-1"]
+    assert any(e.kind == "reassigned" for e in world.rounds.events)
+
+
+def test_first_assignment_is_random_and_even():
+    seen = set()
+    for seed in range(6):
+        clusters = Rounds(run_plan("fesem", {"k": 3}, seed=seed), DEVICES).state.clusters
+        assert sorted(np.bincount(list(clusters.values()))) == [2, 3, 3]
+        seen.add(tuple(clusters.values()))
+    assert len(seen) > 3
+
+
 def test_centre_is_mean_of_starting_models():
     """Weights of a recipe add up to 1, and no vector outlives the round."""
     world = World()
@@ -112,6 +130,14 @@ def test_a_centre_of_too_few_keeps_its_model():
     world = World(min_contributors=5)
     world.step()
     assert world.rounds.state.slots == (ClusterModel(), ClusterModel())
+
+
+def test_newcomers_are_assigned_at_once():
+    """Newcomers are assigned when they come."""
+    world = World()
+    world.step(DEVICES[:6])
+    state, plan = world.rounds.strategy.plan(world.rounds.state, 2, (*DEVICES, "dev-9"))
+    assert plan.assignments["dev-9"].candidates == (state.clusters["dev-9"],)
 
 
 def test_unknown_device_takes_least_loss():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aggregator.rounds.relay import numbers_in
 from aggregator.strategies.base import ClusterModel
 from shoal.errors import ConfigError
 from tests.helpers.plans import D, Rounds, contribution, run_plan
@@ -15,6 +16,26 @@ VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in (*DEVICES, "dev
 def answer(device, assignment, round_):
     (model,) = assignment.candidates
     return contribution(device, VECTORS[device], round=round_, model=model)
+
+
+def test_every_device_keeps_its_own_sum():
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    outcome = rounds.step(answer, present=("dev-a", "dev-c"))
+    assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2}
+    for device, model in outcome.clusters.items():
+        times = 1 if device == "dev-b" else 2
+        np.testing.assert_allclose(rounds.theta(rounds.state.slots[model]), VECTORS[device] * times)
+
+
+def test_newcomer_has_a_model_of_its_own():
+    """A newcomer gets a model of its own and shifts nobody."""
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-0"))
+    assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2, "dev-0": 3}
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[3]), VECTORS["dev-0"])
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), VECTORS["dev-a"] * 2)
 
 
 def test_in_end_everybody_has_its_own_model():
@@ -31,6 +52,14 @@ def test_only_drawn_models_are_named():
     strategy = Rounds(run_plan("local", participation=0.34), DEVICES).strategy
     _, plan = strategy.plan(strategy.init(DEVICES), 1, tuple(sorted(DEVICES)))
     assert len(plan.assignments) == len(plan.models) == 1
+
+
+def test_origin_stays_for_newcomers():
+    """The origin stays in use for newcomers though every model has moved."""
+    rounds = Rounds(run_plan("local"), DEVICES)
+    rounds.step(answer)
+    assert {slot.version for slot in rounds.state.slots} == {1}
+    assert 0 in numbers_in(rounds.state)
 
 
 def test_a_mean_of_one_must_be_allowed():

@@ -32,6 +32,19 @@ def one_shot(**settings):
     return Rounds(run_plan("one-shot", {"k": 2, **settings}, **changes), DEVICES)
 
 
+def test_first_round_finds_the_groups():
+    """The first round finds the groups and starts them at the mean of their models."""
+    rounds = one_shot()
+    outcome = rounds.step(answer)
+    assert outcome.clusters == TRUTH
+    assert [(e.kind, e.detail) for e in outcome.events] == [("clustered", {"sizes": [3, 3]})]
+    for j, slot in enumerate(rounds.state.slots):
+        mine = [d for d in DEVICES if TRUTH[d] == j]
+        expected = np.average([OWN[d] for d in mine], 0, [SAMPLES[d] for d in mine])
+        np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-5)
+        assert rounds.contributors(slot) == 3
+
+
 def test_each_cluster_is_averaged_alone():
     """Then each cluster is averaged by itself."""
     rounds = one_shot(start="origin")

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from aggregator.strategies import robust
 from aggregator.strategies.base import mean_update
 from aggregator.strategies.registry import STRATEGIES, make_strategy
 from aggregator.strategies.robust import Finding, RobustMean, Standings
-from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.documents import Capabilities, SegmentSpec
 from shoal.protocol.recipe import DEFAULTS
 from tests.helpers.plans import contribution, run_plan
 
@@ -29,6 +30,19 @@ def given(factors, model=0, seed=0, first=0, common=1.0):
 
 
 FLIPPED = [1.0] * 7 + [-1.0] * 3
+
+
+def test_off_is_the_plain_mean():
+    """Off is the plain mean and tells nothing."""
+    updates, mean = given(FLIPPED), RobustMean(plan(robust="off"))
+    assert mean(updates, "uniform").tobytes() == mean_update(updates, "uniform").tobytes()
+    assert mean.take() == {}
+
+
+def test_runs_with_lengths_have_plain_means():
+    """Runs that compute lengths of models have plain means."""
+    mean = RobustMean(plan(capabilities=Capabilities(scale=True)))
+    assert mean(given(FLIPPED), "uniform").tobytes() == mean_update(given(FLIPPED), "uniform").tobytes()
 
 
 def test_honest_mean_has_bits_of_plain_one():
@@ -65,6 +79,19 @@ def test_no_rule_shows_a_single_update():
     # At three times the median weight the central update has 3 of 11 parts, and the others cancel out.
     weights = np.linalg.lstsq(rows.T, mean, rcond=None)[0]
     assert weights.max() <= DEFAULTS.weight_cap * np.median(weights) * 1.01
+
+
+def test_large_cluster_is_weighed_in_blocks(monkeypatch):
+    """A large cluster is weighed in blocks."""
+    monkeypatch.setattr(robust, "BLOCK_UPDATES", 10)
+    updates = given(FLIPPED + FLIPPED)
+    found = RobustMean(plan())
+    np.testing.assert_allclose(
+        found(updates, "uniform"),
+        mean_update([c for c, f in zip(updates, FLIPPED * 2, strict=True) if f > 0], "uniform"),
+        rtol=1e-4,
+    )
+    assert sum(one.apart for one in found.take().values()) == 6
 
 
 def test_unlike_models_are_not_compared():

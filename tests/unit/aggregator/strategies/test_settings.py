@@ -74,6 +74,11 @@ def test_fesem_has_no_way_to_find_the_number():
         settings_of("fesem", {"k": "auto"})
 
 
+def test_random_starts_need_number_of_models():
+    with pytest.raises(ConfigError, match="3 random starts of a number of models that is not given"):
+        settings_of("ifca", {"restarts": "3"})
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
 def test_the_setting_of_clusters_exists(strategy):
     kind = strategy.settings_type

@@ -85,6 +85,17 @@ def test_check_asks_leaves_for_margins():
         assert (cluster.slot is before[cluster.id]) == (cluster.id in node.children)
 
 
+def test_checks_come_as_often_as_told():
+    """Of three nested splits only the innermost has two leaves; it is asked every `merge_every` rounds after the cut."""
+    rounds = cfl(**CHECKED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=70)
+    cut = [e.round for e in rounds.events if e.kind == "split"][-1]
+    (innermost,) = pairs(rounds)
+    scored = {(r, o.candidates[1]) for r, _, o in answer.assignments if o.phase == Phase.SCORE}
+    assert scored == {(cut + i * EVERY, innermost.id) for i in (1, 2, 3)}
+
+
 def test_unprofitable_split_is_taken_back():
     """After `patience` checks: the leaves are one cluster again, with the model from before the cut and all their members."""
     rounds = cfl(**CHECKED, patience=2)
@@ -139,6 +150,29 @@ def test_one_false_margin_decides_nothing(liar, regret):
     rounds.step(answer)
     assert kinds(rounds, "merge", "split-doubted") == (["merge"] if regret else [])
     assert [e.detail["device"] for e in rounds.events if e.kind == "stands-apart"] == [liar]
+
+
+def test_passed_check_restarts_the_count():
+    """A check passed in between starts the count anew."""
+    rounds = cfl(**CHECKED, patience=2)
+    answer = Regretful(rounds, regret=False)
+    for regret in (True, False, True):
+        answer.regret = False
+        node = run_to_check(rounds, answer)
+        answer.regret = regret
+        rounds.step(answer)
+    assert kinds(rounds, "merge", "split-doubted") == ["split-doubted", "split-doubted"]
+    assert rounds.state.tree[node.id].strikes == 1
+
+
+def test_one_side_that_does_worse_is_enough():
+    """The other side's gain does not make up for it: nobody shall be worse off than without the split."""
+    rounds = cfl(**CHECKED, patience=1)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    answer.regret, answer.of = True, set(rounds.state.clusters[node.children[0]].members)
+    rounds.step(answer)
+    assert kinds(rounds, "merge") == ["merge"]
 
 
 def test_merges_go_up_the_tree():
@@ -204,6 +238,36 @@ def test_no_say_leaves_the_count():
     assert kinds(rounds, "merge") == ["merge"]
 
 
+def test_everybody_present_is_asked():
+    """Everybody who is there is asked however few take part in training."""
+    rounds = cfl(changes={"participation": 0.25}, **CHECKED)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=3)
+    full = cfl(**CHECKED)
+    node = run_to_check(full, Quadratic(full))
+    state, plan = rounds.strategy.plan(full.state, full.round + 1, tuple(sorted(DEVICES)))
+    scorers = {d for d, o in plan.assignments.items() if o.phase == Phase.SCORE}
+    assert scorers == {d for c in node.children for d in state.clusters[c].members}
+    assert sum(o.train for o in plan.assignments.values()) <= 3
+
+
+def test_no_check_while_a_leaf_is_on_trial():
+    """A pair one of whose leaves is on trial is asked when the trial is over."""
+    rounds = cfl(**TRIED, merge_every=4)
+    answer = Quadratic(rounds)
+    for _ in range(60):
+        rounds.step(answer)
+        tried = set(rounds.state.trials)
+        _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, tuple(sorted(DEVICES)))
+        for cluster in tried:
+            phases = {plan.assignments[d].phase for d in rounds.state.clusters[cluster].members}
+            halves = rounds.state.trials[cluster]
+            known = {halves.left.model, halves.right.model, cluster}
+            assert phases <= {Phase.TRIAL, Phase.ADAPT}
+            assert all(set(plan.assignments[d].candidates) <= known for d in rounds.state.clusters[cluster].members)
+    assert kinds(rounds, "split").count("split") == 3
+
+
 def test_waiting_device_becomes_a_member():
     """A device that is to choose among the leaves below the very node that vanishes belongs to the cluster in its place."""
     rounds = cfl(**CHECKED, patience=1)
@@ -221,6 +285,16 @@ def test_waiting_device_becomes_a_member():
     assert kinds(rounds, "merge") == ["merge"]
     assert set(rounds.state.clusters[node.id].members) == {*GROUPS["c"], *GROUPS["d"]}
     assert not rounds.state.unplaced
+
+
+@pytest.mark.parametrize("settings", [{}, {"merge_every": 0}], ids=["alg-5-alone", "never"])
+def test_unvalidated_checks_nothing(settings):
+    """`validate = off` is the paper's Alg. 5 alone, unless a merge is asked for."""
+    rounds = cfl(**ALG_5, **settings)
+    answer = Regretful(rounds)
+    run_until_quiet(rounds, answer, most=60)
+    assert partition(rounds) == TRUTH
+    assert {o.phase for _, _, o in answer.assignments} == {Phase.TRAIN}
 
 
 def test_checked_every_twenty_rounds():

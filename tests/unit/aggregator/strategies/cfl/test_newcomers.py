@@ -20,6 +20,7 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     GROUPS,
     NOISE,
     TRIED,
+    TRUTH,
     D,
     Quadratic,
     cfl,
@@ -37,6 +38,19 @@ def goals_with(groups, noise=0.05, seed=3):
     rng = np.random.default_rng(seed)
     late = {d: GOAL[g] + noise * rng.standard_normal(D) for d, g in groups.items()}
     return {**{d: GOAL[g] for d, g in GROUP_OF.items()}, **late}
+
+
+def test_other_plan_scores_all_leaves():
+    """The other plan lets newcomers score all leaves."""
+    rounds = settled_tree()
+    _, plan = rounds.strategy.plan(rounds.state, rounds.round + 1, (*DEVICES, *NEWCOMERS))
+    assert {plan.assignments[d].phase for d in NEWCOMERS} == {Phase.PLACE}
+    _, other = plan.otherwise
+    assert {other.assignments[d].candidates for d in NEWCOMERS} == {tuple(sorted(rounds.state.clusters))}
+    assert {d: o for d, o in other.assignments.items() if d in DEVICES} == {
+        d: o for d, o in plan.assignments.items() if d in DEVICES
+    }
+    assert set(plan.models) > set(other.models)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.2])
@@ -89,6 +103,28 @@ def by_loss(rounds):
 
     rounds.strategy.plan = other
     return rounds
+
+
+def test_unseen_member_is_placed_online():
+    """It has no update to compare, so its cluster is cut without it. Once online, it walks down the tree."""
+    silent = "dev-71"
+    rounds = cfl(**ALG_5)
+    answer = Quadratic(rounds)
+    run_until_quiet(rounds, answer, most=12, present=[d for d in DEVICES if d != silent])
+    assert rounds.state.unplaced == {silent: 0}
+    assert everybody(rounds.state) == sorted(DEVICES)
+    run_until_quiet(rounds, answer, most=5)
+    assert partition(rounds) == TRUTH
+
+
+def test_newcomer_joins_the_one_cluster():
+    """A newcomer before any split joins the one cluster."""
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
+    rounds.step(Quadratic(rounds))
+    NOISE["dev-99"] = np.zeros(D)
+    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
+    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
+    assert outcome.clusters["dev-99"] == 0
 
 
 def test_newcomer_gets_no_leaf_on_trial():
@@ -235,6 +271,22 @@ def test_leaves_on_trial_are_not_scored():
     assert assignments(state, {"new-1"})["new-1"].candidates == (2, 4)
     state = dataclasses.replace(state, trials={n: trial(n) for n in (2, 3, 4)})
     assert assignments(state, {"new-1"}) == {}, "it waits"
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        towards(0, "dev-2", model=3),
+        towards(0, "new-1", model=1),
+        towards(0, "new-1", model=3, phase=Phase.TRIAL),
+        towards(0, "new-1", model=3, phase=Phase.SCORE),
+    ],
+    ids=["a member", "a node", "a trial", "only scored"],
+)
+def test_no_other_update_makes_a_member(update):
+    """No other update makes a member by loss."""
+    state = dataclasses.replace(STATE, unplaced={"new-1": 0})
+    assert join(state, [update], 9) == (state, ())
 
 
 def test_leaf_chosen_by_loss_has_a_member():

@@ -1,10 +1,13 @@
 """Devices that change clusters in CFL: whom a cut misled, and whose data have changed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.cfl.reassignment import move, offers
+from aggregator.strategies.cfl.reassignment import MOST_OFFERED, look_due, move, offers
+from aggregator.strategies.cfl.split_validation import Half, Trial
 from aggregator.strategies.cfl.state import CflSettings, CflState, Cluster
 from aggregator.strategies.cfl.tree import Node
 from shoal.errors import ConfigError
@@ -86,6 +89,34 @@ def test_without_looks_devices_stay():
     assert partition(rounds) != TRUTH
 
 
+def test_models_are_offered_in_looks_only():
+    """Models are offered only in rounds of a look."""
+    rounds = cfl(**LOOKING)
+    answer = Quadratic(rounds)
+    for _ in range(15):
+        rounds.step(answer)
+    asked = {r: {len(o.candidates) for r_, _, o in answer.assignments if r_ == r} for r in range(1, 16)}
+    assert {r for r, counts in asked.items() if counts != {1}} == {7, 14}
+    assert asked[14] == {4}
+    assert all(o.candidates[0] in rounds.state.clusters for r, _, o in answer.assignments if r == 14)
+
+
+def test_one_cluster_has_nothing_to_offer():
+    state = CflState({0: Cluster(0, DEVICES, ClusterModel())})
+    assert not look_due(state, CflSettings(look_every=1), 5)
+
+
+def test_check_waits_for_the_look():
+    """A check of a split waits for the look to pass."""
+    rounds = cfl(**{**ALG_5, "merge_every": 5, "look_every": 5})
+    answer = Quadratic(rounds)
+    for _ in range(24):
+        rounds.step(answer)
+    scored = {r for r, _, o in answer.assignments if o.phase == Phase.SCORE}
+    assert scored
+    assert not any(r % 5 == 0 for r in scored)
+
+
 def chain(leaves):
     """Return a state whose tree cuts off one leaf after the other: 1, 2, 3, ... of 100, 101, 102, ..."""
     tree, inner = {}, 100
@@ -103,6 +134,36 @@ def test_nearest_leaves_are_offered_first():
     assert found[4] == (4, 5, 3, 2, 1)
     assert found[1] == (1, 2, 3, 4, 5)
     assert found[3] == (3, 4, 5, 2, 1)
+
+
+def test_every_leaf_comes_up_in_turn():
+    """Every leaf comes up in turn and the nearest always."""
+    looks = [offers(chain(9), turn)[2] for turn in range(6)]
+    assert all(len(models) == 1 + MOST_OFFERED == len(set(models)) for models in looks)
+    assert {models[:3] for models in looks} == {(2, 3, 4)}
+    assert {m for models in looks[:3] for m in models[3:]} == {1, 5, 6, 7, 8, 9}
+
+
+def test_offers_of_many_leaves_are_cheap():
+    """Steps up the tree are counted, not seconds."""
+
+    class Counted(dict):
+        steps = 0
+
+        def __getitem__(self, key):
+            Counted.steps += 1
+            return super().__getitem__(key)
+
+    tree = {k: Node(k, ClusterModel(), (2 * k, 2 * k + 1)) for k in range(1, 256)}
+    state = CflState({k: Cluster(k, ("a", "b"), ClusterModel()) for k in range(256, 512)}, tree=Counted(tree))
+    assert len(offers(state, 0)) == 256
+    assert Counted.steps < 3 * 256 * 256
+
+
+def test_leaves_on_trial_are_not_offered():
+    state = chain(4)
+    trial = Trial(2, Half(8, ("dev-2a",), ClusterModel()), Half(9, ("dev-2b",), ClusterModel()), ClusterModel(), {})
+    assert offers(dataclasses.replace(state, trials={2: trial}), 0)[4] == (4, 3, 1)
 
 
 def updates(text, phase=Phase.TRAIN):
@@ -153,11 +214,23 @@ def test_who_may_move(given, least_side, moves):
     assert sorted(members) == sorted(d for c in chain(3).clusters.values() for d in c.members)
 
 
+def test_nobody_moves_by_scoring():
+    assert move(chain(3), updates("1a>2 1b>1 1c>1", Phase.SCORE), 1, 9, turn=0)[1] == ()
+
+
 def test_of_two_one_leaves_later():
     """Of two who can't both leave the other leaves next time."""
     given = updates("1a>2 1b>2 1c>1 2a>2 2b>2 2c>2")
     gone = [move(chain(3), given, 2, 9, turn=turn)[1][0].detail["device"] for turn in range(2)]
     assert gone == ["dev-1b", "dev-1a"]
+
+
+def test_undrawn_but_heard_of_counts():
+    """Devices heard of lately count though they were not drawn."""
+    state = dataclasses.replace(chain(3), heard={"dev-1c": 8})
+    given = updates("1a>2 1b>1 2a>2 2b>2 2c>2")
+    assert len(move(state, given, 2, 9, turn=0)[1]) == 1
+    assert len(move(chain(3), given, 2, 9, turn=0)[1]) == 0
 
 
 @pytest.mark.parametrize("value", [-2, 1])
@@ -192,3 +265,33 @@ def test_move_that_leaves_one_is_not_made():
     assert not [e for e in rounds.events if e.kind == "moved"]
     leaf = next(c for c in rounds.state.clusters.values() if "dev-71" in c.members)
     assert leaf.slot.version >= rounds.round - 1
+
+
+def seal_at(rounds, round_, present=DEVICES):
+    _, plan = rounds.strategy.plan(rounds.state, round_, tuple(sorted(present)))
+    assert plan.seal <= plan.models.keys()
+    return plan.seal
+
+
+def test_checkpoints_come_before_an_offer():
+    """Devices hold the model of their own leaf only."""
+    rounds = cfl(**LOOKING)
+    answer = Quadratic(rounds)
+    for _ in range(8):
+        rounds.step(answer)
+    leaves = frozenset(rounds.state.clusters)
+    assert len(leaves) > 1
+    assert [seal_at(rounds, r) for r in (12, 13, 14, 15)] == [frozenset(), leaves, frozenset(), frozenset()]
+
+
+def test_nodes_model_comes_before_its_check():
+    """The model of a node is asked for before its children are checked."""
+    rounds = cfl(**{**ALG_5, "merge_every": 5})
+    answer = Quadratic(rounds)
+    while not rounds.state.tree:
+        rounds.step(answer)
+    run_until_quiet(rounds, answer, most=20)
+    pairs = [n for n in rounds.state.tree.values() if set(n.children) <= rounds.state.clusters.keys()]
+    first = min(pairs, key=lambda n: n.check_at)
+    assert first.id in seal_at(rounds, first.check_at - 1)
+    assert first.id not in seal_at(rounds, first.check_at - 2)

@@ -8,10 +8,21 @@ import pytest
 
 from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.gap import overlap
-from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, noise, statistics_cut
+from aggregator.strategies.cfl.split import Norms, describe, find_cuts, has_gap, noise, settled, statistics_cut
 from aggregator.strategies.cfl.state import CflSettings
 from tests.helpers.plans import contribution
-from tests.unit.aggregator.strategies.cfl.quadratics import ALG_5, TRUTH, Quadratic, cfl, partition
+from tests.unit.aggregator.strategies.cfl.quadratics import (
+    ALG_5,
+    DEVICES,
+    GOAL,
+    TRIED,
+    TRUTH,
+    D,
+    Quadratic,
+    cfl,
+    partition,
+    run_until_quiet,
+)
 
 FIGURES = {"cross_max", "gamma_limit", "mean_norm", "max_norm", "intra_min", "intra_min_estimate"}
 
@@ -65,6 +76,15 @@ def test_the_figures_of_a_cut():
         assert figures["intra_min_estimate"][side] <= figures["intra_min"][side]
 
 
+def test_what_can_not_be_computed_is_none():
+    """A side of one device has no pair; one noisier than its own mean has no bound."""
+    cosines = np.eye(4)
+    cosines[1, 2] = cosines[2, 1] = -0.9
+    found = describe(cosines, np.ones(4), ((0,), (1, 2, 3)), 0.0, Norms(0.0, 1.0))
+    assert found["intra_min"] == [None, -0.9]
+    assert found["intra_min_estimate"] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("changes", "least", "found"),
     [({}, 2, True), ({}, 5, False), ({"gamma_max": 0.7}, 2, True), ({"gamma_max": 0.999}, 2, False)],
@@ -75,6 +95,85 @@ def test_where_a_cut_may_not_be_made(changes, least, found):
     rows = rows_about([centre, -centre])
     settings = dataclasses.replace(CflSettings(), **changes)
     assert bool(find_cuts(settings, rows, least, Norms(0.0, 1.0), None)) == found
+
+
+@pytest.mark.parametrize(
+    ("form", "norms", "early", "expected"),
+    [
+        ("absolute", (0.3, 2.0), 0.0, True),
+        ("absolute", (0.5, 2.0), 0.0, False),
+        ("absolute", (0.3, 0.1), 0.0, False),
+        ("relative", (0.3, 1.0), 4.0, True),
+        ("relative", (0.5, 1.0), 4.0, False),
+        ("relative", (0.3, 1.0), 10.0, False),
+    ],
+)
+def test_settled_is_a_small_mean(form, norms, early, expected):
+    """Eqs 32 and 33, as norms or as shares of the round's largest and of the early rounds' largest."""
+    settings = CflSettings(form=form, eps1=0.4, eps2=0.2)
+    assert settled(settings, Norms(*norms), early) == expected
+
+
+@pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["alg-5", "validated"])
+def test_every_split_reports_its_figures(settings):
+    rounds = cfl(**settings)
+    run_until_quiet(rounds, Quadratic(rounds))
+    told = [e for e in rounds.events if e.kind in ("split", "trial-opened", "split-refused")]
+    assert [e.kind for e in told].count("split") == 3
+    for event in told:
+        assert set(event.detail) >= FIGURES
+    first = next(e for e in rounds.events if e.kind == "split")
+    assert first.detail["mean_norm"] < 0.4 * first.detail["max_norm"]
+    assert max(first.detail["intra_min"]) > first.detail["cross_max"]
+
+
+def test_without_trace_no_norms_are_reported():
+    rounds = cfl(**ALG_5)
+    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    assert "norms" not in {e.kind for e in rounds.events}
+
+
+class Masked(Quadratic):
+    """The same devices behind a permutation of the coordinates."""
+
+    def __init__(self, rounds, assignment):
+        super().__init__(rounds)
+        self.assignment = assignment
+
+    def theta(self, model):
+        return super().theta(model)[np.argsort(self.assignment)]
+
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if given.vector is None:
+            return given
+        return dataclasses.replace(given, vector=np.ascontiguousarray(given.vector[self.assignment]))
+
+
+@pytest.mark.parametrize(
+    "settings", [ALG_5, {**ALG_5, "linkage": "complete"}, TRIED], ids=["single", "complete", "tried"]
+)
+def test_a_mask_changes_no_split(settings):
+    """Masked and unmasked: the same events in the same rounds, the same clusters, and models equal bit for bit."""
+    assignment = np.random.default_rng(8).permutation(D)
+    clear, masked = cfl(**settings), cfl(**settings)
+    answers = (Quadratic(clear), Masked(masked, assignment))
+    for _ in range(40):
+        clear.step(answers[0])
+        masked.step(answers[1])
+        assert {c.id: c.members for c in clear.state.clusters.values()} == {
+            c.id: c.members for c in masked.state.clusters.values()
+        }
+    assert partition(masked) == TRUTH
+    assert [(e.round, e.kind) for e in clear.events] == [(e.round, e.kind) for e in masked.events]
+    for a, b in zip(clear.events, masked.events, strict=True):
+        if "cross_max" in a.detail:
+            assert a.detail["cross_max"] == pytest.approx(b.detail["cross_max"], abs=1e-5)
+    for cluster in clear.state.clusters.values():
+        other = masked.theta(masked.state.clusters[cluster.id].slot)
+        assert np.array_equal(clear.theta(cluster.slot)[assignment], other)
+    assert set(DEVICES) == {d for c in partition(masked) for d in c}
+    assert len(GOAL) == 4
 
 
 def test_trace_reports_norms_in_every_round():

@@ -66,6 +66,19 @@ def scoring_of(assignments):
     return {o.candidates for o in assignments.values()}
 
 
+def test_control_goes_on_as_the_parent_would():
+    """Its step is the mean of all updates of the trial: in the first round they start from the same model."""
+    rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 100})
+    for fleet in (rounds, alone):
+        answer = Quadratic(fleet)
+        for _ in range(3):
+            fleet.step(answer)
+    assert rounds.state.trials
+    np.testing.assert_allclose(
+        rounds.theta(rounds.state.clusters[0].slot), alone.theta(alone.state.clusters[0].slot), atol=1e-5
+    )
+
+
 class Indifferent(Quadratic):
     """Scores say that the control is just as good."""
 
@@ -193,6 +206,24 @@ def test_weak_evidence_gets_another_look(p_values, expected):
     assert goes_on([Verdict(4, 1.0, 0.1, p, p) for p in p_values]) is expected
 
 
+class OneSided(Quadratic):
+    """Only one half gains by the split: for the others their model is no better."""
+
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if assignment.margins and GROUP_OF[device] == "a":
+            return dataclasses.replace(given, margins=(0.0, -0.2))
+        return given
+
+
+def test_both_sides_must_prefer_a_split():
+    """A split stands only if both sides prefer it."""
+    rounds = cfl(**TRIED)
+    run_until_quiet(rounds, OneSided(rounds), most=5)
+    assert rounds.events[-1].kind == "split-refused"
+    assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
+
+
 def test_trial_gives_up_on_the_absent():
     """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
     rounds = cfl(**TRIED)
@@ -246,6 +277,13 @@ def test_small_sides_have_a_pooled_spread(seed):
     spread = np.sqrt((own.var() * 3 + other.var() * 4) / 5)
     pooled = t.sf(own.mean() / (spread / np.sqrt(3)), 5)
     assert judge(own, other).shared == pytest.approx(min(pooled, judge(own).p_value), rel=1e-10)
+
+
+@pytest.mark.parametrize("lie", [-5.0, 5.0, 0.1])
+def test_liar_in_a_large_side(lie):
+    """A liar in a large side spoils no small one."""
+    three, nine = [0.21, 0.24, 0.3], [0.2, 0.22, 0.25, 0.21, 0.3, 0.27, 0.24, 0.19, lie]
+    assert judge(three, nine).shared <= judge(three).p_value < 0.01
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -337,6 +375,13 @@ def test_one_false_margin_of_five(count):
                 assert margins.min() * 0.6 < gain.margin < margins.max()
                 assert loss.prefer < 0.5
                 assert loss.p_value > 0.15, "an outlier alone has a t of 1 at most, whatever its size"
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_three_or_four_one_liar_decides(count):
+    margins = np.full(count, 0.1) + 0.01 * np.arange(count)
+    assert judge(margins).p_value < 0.01
+    assert judge(lied(margins, 0, -5.0)).p_value > 0.5
 
 
 @pytest.mark.parametrize("lie", [-5.0, 5.0, 0.0, None])

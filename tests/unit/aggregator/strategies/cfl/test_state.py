@@ -5,6 +5,7 @@ import pytest
 from aggregator.strategies.cfl.split_validation import Verdict
 from aggregator.strategies.cfl.state import CflSettings
 from shoal.errors import ConfigError
+from shoal.protocol.documents import Capabilities
 from tests.unit.aggregator.strategies.cfl.quadratics import cfl
 
 
@@ -58,6 +59,44 @@ def test_senseless_settings_are_refused(settings, match):
     """A run with settings that make no sense is refused."""
     with pytest.raises(ConfigError, match=match):
         cfl(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "check_every", "look_rounds"),
+    [
+        ({}, 20, 20),
+        ({"validate": False}, 0, 0),
+        ({"merge_every": 0, "look_every": 0}, 0, 0),
+        ({"merge_every": 7, "look_every": 9}, 7, 9),
+        ({"validate": False, "merge_every": 7, "look_every": 9}, 7, 9),
+    ],
+)
+def test_defaults_of_checks_and_moves(settings, check_every, look_rounds):
+    """Splits are checked and moves offered every twenty rounds unless alg 5 stands alone."""
+    made = CflSettings(**settings)
+    assert (made.check_every, made.look_rounds) == (check_every, look_rounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "uses"),
+    [
+        ({}, True),
+        ({"validate": False}, False),
+        ({"validate": False, "merge_every": 5}, True),
+        ({"merge_every": 0}, True),
+    ],
+)
+def test_trials_need_a_validation_share(settings, uses):
+    """Devices need a validation share for trials and for checks."""
+    made = CflSettings(**settings)
+    assert made.uses_validation is uses
+    assert made.capabilities == Capabilities(margins=uses, compare=True)
+
+
+def test_only_paths_are_asked_for():
+    """Only a run with paths asks devices to keep them."""
+    assert CflSettings(path=True).capabilities.keep_path
+    assert not CflSettings().capabilities.keep_path
 
 
 @pytest.mark.parametrize(

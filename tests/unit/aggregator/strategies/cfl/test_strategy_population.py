@@ -22,6 +22,18 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
 )
 
 
+def test_long_silent_devices_are_forgotten():
+    """Devices that have long been silent are forgotten."""
+    rounds = cfl(**{**ALG_5, "eps1": 1e-9}, max_age=3)
+    answer = Quadratic(rounds)
+    rounds.step(answer)
+    half = DEVICES[:6]
+    for age in range(1, 5):
+        rounds.step(answer, present=half)
+        assert (len(rounds.state.heard) == 12) == (age <= 3)
+    assert set(rounds.state.heard.values()) == {5}
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("settings", [{**ALG_5, "eps1": 0.3}, TRIED], ids=["unvalidated", "validated"])
 def test_three_splits_leave_no_orphan(settings, seed):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.cfl.tree import Node, leaves, path
+from aggregator.strategies.cfl.tree import Node, leaves, parents, path
 from tests.unit.aggregator.strategies.cfl.quadratics import settled_tree
 
 
@@ -14,12 +14,26 @@ def node(id_, left, right):
 
 
 TREE = {0: node(0, 5, 2), 2: node(2, 7, 3), 5: node(5, 9, 6)}
+
+
+def test_every_node_has_one_parent():
+    """Every node and leaf but the root has one parent."""
+    assert parents(TREE) == {5: 0, 2: 0, 7: 2, 3: 2, 9: 5, 6: 5}
+    assert parents({}) == {}
+
+
 """Ids in no order: 0 has 5 and 2; 2 has the leaves 7 and 3; 5 has the leaves 9 and 6."""
 
 
 @pytest.mark.parametrize(("leaf", "way"), [(7, (0, 2, 7)), (6, (0, 5, 6)), (2, (0, 2)), (0, (0,)), (99, (99,))])
 def test_path_leads_from_root_to_the_leaf(leaf, way):
     assert path(TREE, leaf) == way
+
+
+def test_leaves_are_in_order():
+    """Leaves are in order and only those below the node."""
+    assert leaves(TREE, 0) == (3, 6, 7, 9)
+    assert leaves(TREE, 5) == (6, 9)
 
 
 def test_path_names_every_model():

@@ -31,6 +31,12 @@ def test_centres_follow_the_seed():
     assert random_centres(ROWS, 3, 5) == draws[5]
 
 
+def test_newcomer_goes_by_the_angle():
+    """Eq. 9: the cosine to a long direction is no larger than to a short one."""
+    directions = [(scale * g).astype(np.float32) for scale, g in zip((0.1, 100.0, 1.0), GOALS, strict=True)]
+    assert nearest_directions(ROWS, directions) == TRUTH
+
+
 def test_zero_update_attracts_nobody():
     """A zero update or direction attracts nobody."""
     directions = [np.zeros(40, np.float32), GOALS[0].astype(np.float32)]

@@ -89,6 +89,31 @@ def test_one_false_length_is_bounded(lie):
         assert abs(found - np.linalg.norm(start)) < 2 * max(np.linalg.norm(delta) for delta in deltas)
 
 
+def test_whole_models_are_added():
+    """Whole models are added though only scales and means are held."""
+    world = World()
+    world.step()
+    for _ in range(3):
+        seen = {}
+
+        def spy(device, assignment, round_, seen=seen):
+            seen[device] = world.answer(device, assignment, round_)
+            return seen[device]
+
+        before = [world.theta(j) for j in range(2)]
+        world.step(spy)
+        middle = []
+        for j in range(2):
+            mine = [c for c in seen.values() if c.model == j]
+            middle.append(before[j] + np.average([c.vector for c in mine], 0, [c.samples for c in mine]))
+        for j in range(2):
+            other = middle[1 - j]
+            np.testing.assert_allclose(world.theta(j), middle[j] + ETA * other / np.linalg.norm(other), atol=2e-5)
+        assert len(world.weights) == 2
+        assert min(world.weights) > 1
+    assert [s.version for s in world.rounds.state.slots] == [4, 4]
+
+
 def test_unknown_length_adds_to_nobody():
     """A group of unknown length adds to no other."""
     slots = (ClusterModel(0, np.ones(D, np.float32), 5, 1), ClusterModel(0, np.full(D, 2, np.float32), 3, 1))
@@ -130,6 +155,16 @@ def test_empty_group_has_its_last_length():
 def test_length_that_is_missing_is_an_error():
     with pytest.raises(IntegrityError, match="did not report"):
         length_after([contribution("dev-0", np.ones(D))], ClusterModel(), ClusterModel(), "samples")
+
+
+def test_no_length_is_asked_for_without_it():
+    """Nobody is asked for a length without it."""
+    strategy = Rounds(run_plan("fedgroup", {"groups": 2, "alpha": 3}), DEVICES).strategy
+    rounds = World().rounds
+    rounds.step(lambda d, _o, r: contribution(d, GOALS[TRUTH[d]], round=r, model=3, phase=Phase.PRETRAIN))
+    asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
+    silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
+    assert (asked, silent) == ({True}, {False})
 
 
 def test_a_negative_rate_is_refused():

@@ -53,6 +53,22 @@ def test_it_is_mean_of_groups_in_every_round():
         world.check_mean()
 
 
+def test_it_counts_group_that_has_not_moved():
+    world = World()
+    world.step()
+    world.step([d for d, group in world.rounds.state.clusters.items() if group == 1])
+    assert [s.version for s in world.rounds.state.slots] == [1, 2]
+    world.check_mean()
+
+
+def test_mean_of_added_models():
+    """It is the mean of groups whose models are added up."""
+    world = World(eta_g=0.2)
+    for _ in range(4):
+        world.step()
+        world.check_mean()
+
+
 def test_last_round_gives_the_mean():
     """The last round gives it a state with the mean of the groups means."""
     world = World()

@@ -94,6 +94,15 @@ def test_cold_start_finds_the_groups(measure):
         np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-5)
 
 
+def test_cold_devices_are_drawn_by_the_seed():
+    draws = set()
+    for seed in range(5):
+        spy = Spy()
+        fedgroup(seed=seed).step(spy)
+        draws.add(tuple(spy.asked[1]))
+    assert len(draws) > 2
+
+
 def choosing(rounds, spy):
     """Return answers of devices that take the group of least loss, which is that of the devices of their truth."""
 
@@ -131,6 +140,27 @@ def test_newcomers_are_placed_then_train(start):
         np.testing.assert_allclose(rounds.theta(slot) - before[j], moved, rtol=1e-4, atol=1e-5)
 
 
+def test_a_cohort_without_newcomers_trains():
+    rounds, spy = fedgroup(alpha=6), Spy()
+    rounds.step(spy)
+    rounds.step(spy)
+    assert len(spy.asked[1]) == len(spy.asked[2]) == 12
+    assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
+
+
+def test_directions_are_cold_devices_means():
+    """Directions are the means of the cold devices updates."""
+    rounds = fedgroup(alpha=3)
+    rounds.step(answer)
+    for j, model in enumerate(rounds.state.directions):
+        expected = mean(PRE, members(rounds.state, j), weighted=False)
+        np.testing.assert_allclose(rounds.theta(model) - rounds.theta(rounds.state.origin), expected, rtol=1e-5)
+    kept = rounds.state.directions
+    for _ in range(3):
+        rounds.step(placing(rounds))
+    assert rounds.state.directions == kept, "groups have moved, their directions have not"
+
+
 def test_silent_newcomer_chooses_by_loss():
     """A newcomer that did not answer chooses by loss."""
     rounds, spy = fedgroup(), Spy()
@@ -156,6 +186,20 @@ def test_silent_device_is_asked_once():
     for _ in range(4):
         rounds.step(choosing(rounds, placing(rounds, spy)))
     assert [Phase.PLACE in {phase for phase, _ in spy.asked[r].values()} for r in range(2, 6)] == [True, *[False] * 3]
+
+
+def test_other_plan_chooses_by_loss():
+    """The other plan of a placement lets the cohort train and newcomers choose by loss."""
+    rounds = fedgroup(participation=0.5)
+    rounds.step(answer)
+    known = rounds.state.clusters
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    state, other = plan.otherwise
+    assert set(other.assignments) == set(drawn(rounds.strategy.run, 2, DEVICES))
+    assert {d: o.candidates for d, o in other.assignments.items()} == {
+        d: (known[d],) if d in known else (0, 1) for d in other.assignments
+    }
+    assert state.cohort == ()
 
 
 def test_missing_direction_chooses_by_loss():
@@ -237,6 +281,30 @@ def test_a_mask_changes_no_group(measure):
         assert clear.theta(a)[scramble].tobytes() == masked.theta(b).tobytes()
 
 
+def test_groups_take_turns():
+    """Groups take turns where a draw over all gives none its mean."""
+    rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
+    rounds.step(spy)
+    for _ in range(4):
+        rounds.step(spy)
+    asked = [set(spy.asked[r]) for r in range(2, 6)]
+    assert [len(devices) for devices in asked] == [4] * 4
+    assert [{TRUTH[d] for d in devices} for devices in asked] == [
+        {TRUTH[min(asked[0])]},
+        {1 - TRUTH[min(asked[0])]},
+    ] * 2
+    assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
+
+
+def test_groups_can_start_at_the_origin():
+    """Alg. 2 line 2."""
+    rounds = fedgroup(start="origin")
+    outcome = rounds.step(answer)
+    assert rounds.state.slots == (ClusterModel(), ClusterModel())
+    assert right(outcome.clusters)
+    assert len(outcome.clusters) == 4
+
+
 def test_rcc_groups_by_the_nearest_drawn():
     """Rcc groups devices by the nearest of those drawn."""
     rounds = fedgroup(rcc="on", alpha=3, seed=3)
@@ -278,12 +346,33 @@ def test_too_few_cold_devices_start_nothing():
     assert right(rounds.step(answer).clusters)
 
 
+def test_an_empty_group_keeps_its_model():
+    rounds = fedgroup(alpha=6)
+    rounds.step(answer)
+    kept = rounds.state.slots
+    only = tuple(members(rounds.state, 1))
+    rounds.step(answer, present=only)
+    assert rounds.state.slots[0] == kept[0]
+    assert rounds.state.slots[1].version == 2
+
+
 def test_too_few_start_at_the_origin():
     """Together they are too few as well, so no group could take them in."""
     rounds = fedgroup(alpha=6, min_contributors=13)
     rounds.step(answer)
     rounds.step(answer)
     assert rounds.state.slots == (ClusterModel(),)
+
+
+def test_unmet_devices_get_the_mean():
+    """Whoever met no group ends with the mean of the groups."""
+    rounds = fedgroup(alpha=3)
+    rounds.step(answer)
+    plan = rounds.strategy.final(rounds.state, 21, DEVICES)
+    cold = [d for d in DEVICES if d not in rounds.state.clusters]
+    assert {plan.assignments[d].candidates for d in cold} == {(2,)}
+    both = [rounds.theta(s) for s in rounds.state.slots]
+    np.testing.assert_allclose(rounds.theta(plan.models[2]), (both[0] + both[1]) / 2, rtol=1e-6)
 
 
 def test_unstarted_run_ends_at_the_origin():

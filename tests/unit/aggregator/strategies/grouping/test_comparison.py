@@ -8,6 +8,24 @@ TWO = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
 ONE = {"a": 1.0, "b": 1.1, "c": 0.9, "d": 2.0, "e": 2.1, "f": 1.9}
 
 
+def test_gain_of_all_devices_counts_much():
+    """A gain that all devices have counts much."""
+    own = {d: 0.9 * loss for d, loss in ONE.items()}
+    assert gain_of_groups(ONE, own, TWO) > 100 * GAIN
+
+
+def test_unlike_gains_count_little():
+    """As under label skew: the mean gain is the same."""
+    shares = {"a": 0.5, "b": 1.1, "c": 1.1, "d": 0.5, "e": 1.1, "f": 1.1}
+    own = {d: shares[d] * loss for d, loss in ONE.items()}
+    assert 0 < gain_of_groups(ONE, own, TWO) < GAIN
+
+
+def test_the_group_that_gains_least_decides():
+    own = {d: (0.5 if TWO[d] else 1.0) * loss + 0.001 * len(d) * (d in "ad") for d, loss in ONE.items()}
+    assert gain_of_groups(ONE, own, TWO) < GAIN
+
+
 def test_the_gain_by_hand():
     """Gains .1 and .3, and twice .4: means .2 and .4, two degrees of freedom."""
     own = {

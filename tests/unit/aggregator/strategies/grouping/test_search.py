@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.grouping.search import LOOKS, next_look
+from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import Rounds, contribution, run_plan
 
 LENGTH = 40
@@ -86,6 +87,19 @@ def test_groups_that_gain_become_the_models():
         np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_trial_trains_and_scores_both_ways():
+    """A trial trains both ways and scores them on the training share."""
+    rounds, fleet = rounds_of(), Fleet()
+    for _ in range(5):
+        rounds.step(fleet)
+    work = [{(o.phase, o.candidates, o.train, o.share) for o in asked.values()} for _, asked in fleet.asked]
+    train, score = Phase.TRAIN, Phase.SCORE
+    assert work[0] == work[1] == {(train, (32,), True, Share.TRAIN)}
+    assert work[2] == {(train, (0,), True, Share.TRAIN), (train, (1,), True, Share.TRAIN)}
+    assert work[3] == {(score, (0,), False, Share.TRAIN), (score, (1,), False, Share.TRAIN)}
+    assert work[4] == {(score, (33,), False, Share.TRAIN), (score, (34,), False, Share.TRAIN)}
+
+
 def test_uneven_gains_keep_the_one_model():
     """The one model has lost three rounds, and nothing else."""
     rounds = rounds_of()
@@ -142,6 +156,15 @@ def test_no_look_without_use():
     for _ in range(5):
         rounds.step(Fleet())
     assert kinds(rounds) == []
+
+
+def test_too_few_for_two_are_one_group():
+    """Too few devices for two means are one group."""
+    rounds = rounds_of()
+    for _ in range(2):
+        rounds.step(Fleet(), present=DEVICES[:5])
+    assert kinds(rounds) == []
+    assert rounds.state.search.trained == 2
 
 
 def test_small_groups_join_another():

@@ -73,6 +73,16 @@ def test_change_in_a_probe_broadcasts_all():
     assert rounds.events[1].detail == {"changed": ["b"]}
 
 
+def test_unseen_device_is_sent_all_models():
+    """A newcomer chooses once; that is no change, and the others stay with their own."""
+    rounds = Watched(stable_rounds=2, probe_every=50)
+    rounds.play(5)
+    rounds.play(3, (*DEVICES, "e"))
+    assert [r.get("e") for r in rounds.sent[5:]] == [ALL, (1,), (1,)]
+    assert [r["a"] for r in rounds.sent[5:]] == [(0,)] * 3
+    assert rounds.state.devices == (*DEVICES, "e")
+
+
 def test_long_absent_device_gets_all_models():
     """Its last choice is from before the models moved: it has to choose again, and a change widens the broadcast."""
     wander = {("b", 2): 0, ("d", 7): 1}
@@ -83,6 +93,13 @@ def test_long_absent_device_gets_all_models():
     rounds.play(2)
     assert rounds.sent[6] == {"a": (0,), "b": (1,), "c": (1,), "d": ALL}
     assert set(rounds.sent[7].values()) == {ALL}
+
+
+def test_stability_counts_from_kept_start():
+    """Restarts are full broadcasts; identities of two starts are not compared."""
+    rounds = Watched(stable_rounds=2, probe_every=50, restarts=2, restart_rounds=4, origins=4)
+    assert full(rounds.play(14)) == list(range(1, 11))
+    assert len(rounds.sent[10]["a"]) == 1
 
 
 def test_the_final_round_offers_every_model():

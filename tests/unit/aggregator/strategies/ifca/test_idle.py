@@ -70,6 +70,16 @@ def test_model_is_not_refilled_at_any_price():
     assert rounds.events == []
 
 
+@pytest.mark.parametrize("least", [1, 3])
+def test_papers_ifca_leaves_empty_models(least):
+    """Means of one device, as in the paper: nothing is refilled. Nor is a model that enough devices choose."""
+    rounds = given_k(min_contributors=least)
+    for _ in range(6):
+        rounds.step(all_but({2} if least == 1 else set()))
+    assert rounds.events == []
+    assert rounds.state.slots[2].version == (0 if least == 1 else 6)
+
+
 def test_nothing_counts_before_all_chose():
     """Nothing is counted before all devices have chosen."""
     rounds = given_k()
@@ -119,3 +129,13 @@ def test_retired_models_devices_choose_again():
     assert rounds.state.choice.keys() == set(DEVICES[2:])
     rounds.step(two_choose_it)
     assert set(rounds.state.choice.values()) == {0, 2}
+
+
+def test_one_model_always_stays():
+    rounds = found(min_contributors=1)
+    for _ in range(IDLE_ROUNDS + 2):
+        rounds.step(all_but({1, 2}))
+    assert rounds.state.retired == {1, 2}
+    for _ in range(IDLE_ROUNDS + 2):
+        rounds.step(all_but(set()))
+    assert rounds.state.retired == {1, 2}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.ifca.state import IfcaState, checked_settings
+from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from tests.helpers.plans import FULL_BATCH, run_plan
@@ -69,6 +69,28 @@ def test_senseless_settings_are_refused(settings, changes, message):
     with pytest.raises(ConfigError) as caught:
         checked(changes, **settings)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        ({"option": "gradient"}, {}),
+        ({"restarts": 2, "restart_rounds": 5}, {"rounds": 11}),
+        ({"restarts": 2, "restart_rounds": 5}, {"segments": SHARED}),
+        ({"k": 1}, {}),
+    ],
+    ids=["one full-batch step", "one round left", "starts that share weights", "one model"],
+)
+def test_settings_at_the_edge_are_allowed(settings, changes):
+    found = checked(changes, **settings)
+    assert all(getattr(found, name) == value for name, value in settings.items())
+
+
+def test_restarts_discard_all_but_one():
+    """Restarts take origins and discard the rounds of all but one."""
+    made = IfcaSettings(k=3, restarts=4, restart_rounds=5)
+    assert (made.origins, made.discarded_rounds) == (12, 15)
+    assert (IfcaSettings(k=3).origins, IfcaSettings(k=3).discarded_rounds) == (3, 0)
 
 
 def test_best_finished_start_goes_on():

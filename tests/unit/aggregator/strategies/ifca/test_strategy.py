@@ -47,6 +47,22 @@ def expected(present, j, how):
             return weighted / sum(SAMPLES[d] for d in chosen)
 
 
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_each_model_moves_by_its_own_devices(how, present):
+    rounds = ifca(normalise=how)
+    rounds.step(answer, present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(rounds.theta(slot), expected(present, j, how), rtol=1e-5)
+        assert rounds.states[slot.origin].model == j
+
+
+def test_an_empty_cluster_keeps_its_model():
+    rounds = ifca()
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    assert [slot.version for slot in rounds.state.slots] == [1, 0]
+
+
 @pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
 def test_papers_normalisation_is_the_default(option, how):
     rounds = ifca(option=option, local=GRADIENT)
@@ -82,6 +98,68 @@ def losing(losses):
     return give
 
 
+@pytest.mark.parametrize("losses", [(0.5, 0.3, 0.9), (0.1, 0.3, 0.9), (0.9, 0.3, 0.2), (0.4, 0.4, 0.4)])
+def test_the_start_of_least_loss_is_kept(losses):
+    """Each start has its own origins and its own rounds; the first wins a tie."""
+    rounds = ifca(restarts=3, restart_rounds=2)
+    seen, choice = [], losing(losses)
+
+    def spy(device, assignment, round_):
+        seen.append((round_, assignment.candidates))
+        return choice(device, assignment, round_)
+
+    for _ in range(8):
+        rounds.step(spy)
+    by_round = dict(seen)
+    best = int(np.argmin(losses))
+    kept = (2 * best, 2 * best + 1)
+    assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
+    assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
+    assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
+    np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
+
+
+def test_unanswered_start_is_never_best():
+    """A start without an answer is never the best."""
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(lambda *_: None)
+    rounds.step(losing((9.9, 9.9)))
+    assert rounds.events[-1].detail["start"] == 1
+
+
+def test_sizes_of_a_start_are_reported():
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.5)))
+    assert rounds.events[0].detail["sizes"] == [3, 3]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
+def test_dump_and_load_change_nothing_later(after):
+    """The state is dumped and loaded in mid-start, between starts and after the choice."""
+    results = []
+    for reload in (False, True):
+        rounds = ifca(restarts=3, restart_rounds=2)
+        for i in range(9):
+            if reload and i == after:
+                rounds.reload()
+            rounds.step(losing((0.5, 0.3, 0.9)))
+        results.append(
+            ([rounds.theta(s).tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
+        )
+    assert results[0] == results[1]
+
+
+def test_final_round_offers_the_kept_start():
+    """The final round offers every model of the kept start."""
+    rounds = ifca(restarts=2, restart_rounds=1)
+    rounds.step(losing((0.5, 0.1)))
+    rounds.step(losing((0.5, 0.1)))
+    plan = rounds.strategy.final(rounds.state, 9, DEVICES)
+    assert set(plan.models) == {2, 3}
+    assert plan.assignments["dev-0"].candidates == (2, 3)
+    assert plan.final
+
+
 @pytest.mark.parametrize("lie", [0.0, -3.4e38, 3.4e38])
 def test_one_false_loss_chooses_no_start(lie):
     """It is told in favour of the worse start: of the first, or against the second."""
@@ -107,6 +185,21 @@ def test_last_round_reports_own_clusters():
 
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
+
+
+@pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
+@pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
+def test_all_participants_move_the_shared(how, present):
+    """Section 4.3: the shared segment is averaged like the model of one cluster that holds all participants."""
+    rounds = ifca(normalise=how, segments=PARTS)
+    rounds.step(answer, present)
+    weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
+    total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
+    among = len(DEVICES) if how == "machines" else sum(weights)
+    np.testing.assert_allclose(rounds.theta(rounds.state.shared, "shared"), total / among, rtol=1e-5)
+    assert rounds.contributors(rounds.state.shared) == len(present)
+    for j, slot in enumerate(rounds.state.slots):
+        np.testing.assert_allclose(rounds.theta(slot, "cluster"), expected(present, j, how)[4:], rtol=1e-5)
 
 
 def test_small_cluster_moves_shared_segment():
@@ -140,3 +233,23 @@ def test_too_few_participants_move_nothing():
     rounds = ifca(min_contributors=3, segments=PARTS)
     rounds.step(answer, present=("dev-0", "dev-1"))
     assert rounds.state.shared == ClusterModel()
+
+
+def test_plan_has_the_shared_segment_once():
+    """Two small models and one shared; put together they are whole vectors in the order of the segments."""
+    rounds = ifca(segments=PARTS[::-1])
+    rounds.step(answer)
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    parts = rounds.theta(plan.models[1], "cluster"), rounds.theta(plan.shared, "shared")
+    assert [len(part) for part in parts] == [2, 4]
+    np.testing.assert_array_equal(rounds.whole(plan, 1), np.concatenate(parts))
+    assert rounds.strategy.final(rounds.state, 21, DEVICES).shared is rounds.state.shared
+
+
+def test_only_the_shared_segment_moved():
+    """A model that only the shared segment moved keeps its own."""
+    rounds = ifca(segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-3"))
+    _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
+    assert rounds.whole(plan, 1)[4:].tolist() == [0.0, 0.0]
+    assert rounds.whole(plan, 1)[:4].any()
