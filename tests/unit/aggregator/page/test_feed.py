@@ -17,6 +17,11 @@ def place(tmp_path, monkeypatch):
         yield made
 
 
+def test_no_snapshot_before_the_first_facts(place):
+    """Before the first facts there is no snapshot."""
+    assert place.feed.current() is None
+
+
 def test_snapshot_has_status_and_rounds(place):
     """A snapshot has the status and the rounds read so far."""
     place.close_rounds(2)
@@ -29,6 +34,34 @@ def test_snapshot_has_status_and_rounds(place):
     assert [c.loss for c in snapshot.status.run.clusters] == [pytest.approx(place.store.records()[-1]["loss"])]
 
 
+def test_later_snapshot_adds_rounds(place):
+    """A later snapshot adds the rounds since and the earlier one stays."""
+    place.close_rounds(2)
+    place.publish()
+    first = place.feed.current()
+    place.close_rounds(1)
+    place.publish()
+    second = place.feed.current()
+    assert (first.totals.rounds, second.totals.rounds) == (2, 3)
+    assert (first.runs[0]["closed"], second.runs[0]["closed"]) == (2, 3)
+    assert second.runs_serial == first.runs_serial + 1
+
+
+def test_nothing_new_keeps_the_numbers(place):
+    """Nothing new keeps both serial numbers."""
+    place.close_rounds(1)
+    place.publish()
+    first, second = place.feed.current(), place.feed.current()
+    assert first is not second
+    assert (first.status_serial, first.runs_serial) == (second.status_serial, second.runs_serial)
+
+
+def test_many_requests_build_one_snapshot(place, monkeypatch):
+    monkeypatch.setattr(feed_module, "UPDATE_S", 60.0)
+    place.publish()
+    assert place.feed.current() is place.feed.current()
+
+
 def test_packed_rounds_are_read_once(place):
     """Packed rounds are read once and in order."""
     place.close_rounds(3 * BLOCK_ROUNDS)
@@ -38,6 +71,14 @@ def test_packed_rounds_are_read_once(place):
     place.publish()
     snapshot = place.feed.current()
     assert (snapshot.totals.rounds, snapshot.runs[0]["closed"]) == (4 * BLOCK_ROUNDS, 4 * BLOCK_ROUNDS)
+
+
+def test_status_has_earlier_accuracies(place):
+    """Devices report accuracy in some rounds only."""
+    place.close_rounds(1)
+    place.close_rounds(1, device_accuracy={})
+    place.publish()
+    assert place.feed.current().status.run.clusters[0].accuracy == 0.75
 
 
 def test_another_run_begins_anew(place, tmp_path):
@@ -66,3 +107,11 @@ def test_unreadable_rounds_are_named(place, tmp_path):
     assert "can't be read" in snapshot.trouble
     assert snapshot.status.run is not None
     assert json.loads(snapshot.event(runs=True))["note"] == snapshot.trouble
+
+
+def test_an_event_has_the_runs_only_if_asked(place):
+    place.close_rounds(1)
+    place.publish()
+    snapshot = place.feed.current()
+    assert "runs" not in json.loads(snapshot.event(runs=False))
+    assert json.loads(snapshot.event(runs=True))["runs"] == json.loads(json.dumps(snapshot.runs))

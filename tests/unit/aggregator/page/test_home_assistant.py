@@ -64,6 +64,14 @@ def test_changed_values_are_repeated(place):
     assert len(sent.messages) == len(SENSORS) + 3
 
 
+def test_number_online_is_unknown(place):
+    """Without the broker the number online is unknown."""
+    place.publish(connected=False)
+    sent = Sent()
+    HomeAssistant(sent, "reef", "ha").publish(place.feed.current(), 0.0)
+    assert sent.messages[-1][1]["devices_online"] is None
+
+
 def test_no_message_names_a_device(place):
     place.publish()
     sent = Sent()

@@ -75,6 +75,15 @@ def test_the_values_are_those_of_the_fleet(place):
     assert found["shoal_process_resident_memory_bytes"] > 1e6
 
 
+def test_the_least_accuracy_of_a_device(place):
+    place.publish()
+    assert "shoal_device_accuracy_min" not in families(place), "no device has been tested"
+    place.close_rounds(1, device_accuracy={"dev-000": [9, 10], "dev-001": [1, 4], "dev-002": [0, 0]})
+    place.close_rounds(1, device_accuracy={})
+    place.publish()
+    assert values(place)["shoal_device_accuracy_min", ()] == 0.25
+
+
 def test_worst_condition_is_shown(place):
     """The worst condition of the devices that report it."""
     place.publish()
@@ -96,6 +105,20 @@ def test_worst_condition_is_shown(place):
     }
     assert {name: found[name] for name in expected} == expected
     assert "shoal_devices_memory_free_bytes_min" not in found
+
+
+@pytest.mark.parametrize("computing", [False, True])
+def test_closing_round_is_counted(place, computing):
+    """A round that is being closed is counted as one."""
+    place.publish(computing=computing)
+    assert values(place)["shoal_round_computing", ()] == computing
+
+
+def test_one_phase_is_1_and_the_others_are_0(place):
+    place.publish()
+    phases = {dict(labels)["phase"]: v for (name, labels), v in values(place).items() if name == "shoal_run_phase"}
+    assert {phase for phase, value in phases.items() if value} == {"round"}
+    assert {"gathering", "final_round", "finished", "not_served"} < set(phases)
 
 
 def test_clusters_are_limited(tmp_path, monkeypatch):

@@ -79,6 +79,14 @@ def test_loop_hands_over_once_in_a_second(config, membership):
     assert len(calls) == 3
 
 
+def test_without_an_address_nothing_is_done(config, membership):
+    page = FleetPage(dataclasses.replace(config, http=""), membership, Sent())
+    page.start()
+    page.keep_up(lambda: pytest.fail("nobody asks"), lambda: None, 0.0)
+    page.close()
+    assert page.server is None
+
+
 def test_sensors_are_published_in_a_thread(config, membership, monkeypatch, caplog):
     """Sensors are published in a thread and a full queue is logged once."""
     monkeypatch.setattr(server, "UPDATE_S", 0.01)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from aggregator.status import answers
-from aggregator.status.answers import RunEntry, RunPage, decoded, encoded
+from aggregator.status.answers import RunEntry, RunPage, cut, decoded, encoded
 from aggregator.status.facts import DeviceStatus, RunStatus
 from aggregator.status.record import FleetStatus
 from shoal.errors import WireError, printable
@@ -66,3 +66,8 @@ def test_a_long_answer_is_cut_and_says_so(monkeypatch):
     assert kept
     assert kept == runs[-len(kept) :]
     assert len(encoded(RunPage(runs))) <= 1200
+
+
+def test_few_devices_are_not_cut():
+    assert cut(STATUS) is STATUS
+    assert json.loads(encoded(STATUS))["fleet"] == "reef"

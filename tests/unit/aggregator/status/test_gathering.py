@@ -26,6 +26,30 @@ def record(round_, **changes):
     return plain | changes
 
 
+def test_figures_are_the_newest():
+    """Figures of a run are the newest that there are."""
+    plan = run_plan(rounds=9)
+    found = stored_run(
+        plan,
+        [
+            record(1, clusters={"dev-1": 0}, device_accuracy={"dev-1": [3, 4]}, cluster_losses={"0": 0.9}),
+            record(2, clusters={"dev-1": 5}, cluster_losses={"5": 0.5}),
+            record(3),
+        ],
+    )
+    assert (found.run, found.rounds, found.closed, found.finished) == (plan.run, 9, 3, False)
+    assert (found.clusters, found.tests, found.losses) == ({"dev-1": 5}, {"dev-1": [3, 4]}, {})
+    assert stored_run(plan, [record(1, cluster_losses={"5": 0.5})]).losses == {5: 0.5}
+    assert stored_run(plan, []).closed == 0
+
+
+def test_earlier_records_have_no_losses():
+    """Records of an earlier version have no losses."""
+    old = record(1)
+    del old["cluster_losses"]
+    assert stored_run(run_plan(), [old]).losses == {}
+
+
 def test_served_run_or_the_next_or_the_last(server):
     """The run is the one that is served or the next or the last."""
     assert fleet_status(server, RUNS).run.run == 2

@@ -5,11 +5,13 @@ import os
 
 import pytest
 
+from aggregator.status import live_file
 from aggregator.status.facts import RunStatus
-from aggregator.status.live_file import LIVE_FILE, WRITE_EVERY_S, LiveFile, known_devices, read_live
+from aggregator.status.live_file import LIVE_FILE, MOST_PAUSE_S, WRITE_EVERY_S, LiveFile, known_devices, read_live
 from aggregator.status.record import ALIVE_EVERY_S
 from aggregator.status.watch import FleetWatch
 from shoal.errors import StorageError
+from shoal.protocol.messages import DeclineReason
 from shoal.transport.base import Connected
 from shoal.version import VERSION
 
@@ -48,6 +50,40 @@ def test_what_is_written_is_read_back(tmp_path, watch, file):
     assert facts.devices == watch.devices.devices == known_devices(tmp_path)
     assert facts.alive_at_s == int((tmp_path / LIVE_FILE).stat().st_mtime)
     assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_written_at_a_bounded_rate(tmp_path, watch, file, monkeypatch):
+    """It is written at a bounded rate whatever happens."""
+    written, looked = [], []
+    monkeypatch.setattr(live_file, "PAUSE_PER_COST", 0.0)
+
+    def run():
+        looked.append(1)
+
+    for step in range(1000):
+        watch.devices.declined(f"dev-{step}", DeclineReason.DATA)
+        file.keep_up(run, step * 0.01)
+        written.append((tmp_path / LIVE_FILE).stat().st_size)
+    assert len(set(written)) == len(looked) == 10 / WRITE_EVERY_S
+
+
+@pytest.mark.parametrize(("cost_s", "pause_s"), [(0.001, WRITE_EVERY_S), (0.05, 5.0), (9.0, MOST_PAUSE_S)])
+def test_slow_writes_make_longer_pauses(tmp_path, watch, file, monkeypatch, cost_s, pause_s):
+    """Where a write takes long pauses are longer."""
+    times = iter([0.0, cost_s])
+    monkeypatch.setattr(live_file, "time", type("Time", (), {"monotonic": staticmethod(lambda: next(times))}))
+    file.keep_up(lambda: None, 0.0)
+    assert file._pause_s == pytest.approx(pause_s)
+
+
+def test_changed_connection_does_not_wait(tmp_path, file):
+    """A change of connection or run does not wait."""
+    file.keep_up(lambda: None, 0.0)
+    file.keep_up(lambda: RUN, 0.1)
+    assert read_live(tmp_path).run is None
+    file.hurry()
+    file.keep_up(lambda: RUN, 0.2)
+    assert read_live(tmp_path).run == RUN
 
 
 def test_an_unchanged_file_is_only_touched(tmp_path, file):

@@ -26,6 +26,17 @@ def test_gathering_waits_for_the_offline():
     assert "start dev-2" in found.advice
 
 
+def test_round_waits_for_missing_uploads():
+    """In a round those that have not uploaded are waited for."""
+    engine, state = opened(quorum=0.8)
+    state, _ = give(engine, state, "dev-1", "dev-3")
+    state, _ = engine.handle(state, WentOffline("dev-2"))
+    found = facts(state)
+    assert (found.phase, found.round, found.received, found.quorum) == ("round", 1, 2, 4)
+    assert found.waiting == ("dev-2", "dev-4", "dev-5")
+    assert (found.deadline_passed, found.shortage, found.obstacle) == (False, "", "")
+
+
 def test_closing_round_waits_for_nobody():
     """A round that is being closed waits for no device."""
     engine, state = opened(quorum=0.8)

@@ -8,6 +8,7 @@ from aggregator.run_log import DECLINE_REASONS
 from aggregator.status import record
 from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, RunStatus, WorkerStatus
 from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
+from shoal import limits
 from shoal.protocol.messages import DeclineReason, Vitals
 
 NOW = 1_795_000_000
@@ -188,6 +189,11 @@ def test_contradicted_clock_is_aggregators():
     assert "this machine" in problem.advice
 
 
+def test_small_difference_of_clocks_is_none():
+    late = dataclasses.replace(HERE, clock_ahead_s=-limits.CLOCK_OFF_S)
+    assert device(status(live(devices={"dev-2": late}))).reason == ""
+
+
 def test_killed_daemon_is_not_running():
     """A killed daemon is not running since its last sign of life."""
     built = status(live(alive_s=50), running=False)
@@ -224,6 +230,12 @@ def test_stopped_daemon_is_no_problem(run):
     """As `serve --once` ends."""
     assert status(live(ended_at_s=NOW - 9), running=False, run=run).problems == ()
     assert status(live(), running=False, run=run).problems != (), "but one that was killed is"
+
+
+def test_daemon_that_never_ran_is_no_problem():
+    built = status(running=False, live=None)
+    assert (built.running, built.since_s, built.problems) == (False, None, ())
+    assert built.broker == "mqtt://granted:1883"
 
 
 @pytest.mark.parametrize("found", [None, live(ended_at_s=NOW - 9)], ids=["the first", "its predecessor's file"])
@@ -265,6 +277,15 @@ def test_unretained_device_never_connected(age_s, online):
     assert (found.online, found.reason) == (online, "" if online is None else "has not connected yet")
 
 
+def test_clusters_have_their_devices_figures():
+    """Figures of clusters are those of their devices."""
+    tests = {"dev-1": (1, 2), "dev-2": (3, 4), "dev-3": (1, 4)}
+    built = status(run=dataclasses.replace(RUN, tests=tests, losses={1: 0.25}))
+    first, second = built.run.clusters
+    assert (first.id, first.members, first.accuracy, first.loss) == (0, ("dev-1",), 0.5, None)
+    assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
+
+
 def test_guessed_models_are_a_problem():
     """Devices whose model is a guess are a problem."""
     guess, good = DeviceStatus(name="", online=True, doubted=True), DeviceStatus(name="", online=True)
@@ -274,6 +295,29 @@ def test_guessed_models_are_a_problem():
     ]
     assert built.problems[0].advice.startswith("`shoal-edge status` there has the figures")
     assert status(live(devices={"dev-1": good})).problems == ()
+
+
+def test_device_has_its_own_accuracy():
+    """A device has the accuracy on its own test share."""
+    tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
+    built = status(run=dataclasses.replace(RUN, tests=tests))
+    found = {d.name: d.accuracy for d in built.devices}
+    assert [found[name] for name in ("dev-1", "dev-2", "dev-3")] == [0.5, None, 0.25]
+    assert {d.accuracy for d in status(run=None).devices} == {None}
+
+
+def test_run_that_is_finished_or_comes_next():
+    last = status(live(run=None), run=dataclasses.replace(RUN, closed=21, finished=True)).run
+    assert (last.phase, last.round, last.missing) == ("finished", 20, ())
+    assert status(live(run=None), run=dataclasses.replace(RUN, closed=0)).run.phase == NOT_SERVED
+    assert status(run=None).run is None
+
+
+def test_stopped_run_has_its_last_training():
+    """Its final round has the number after the last one planned."""
+    over = live(run=dataclasses.replace(ROUND, phase="finished", round=21, waiting=()))
+    last = status(over, run=dataclasses.replace(RUN, closed=7, finished=True)).run
+    assert (last.phase, last.round, last.rounds) == ("finished", 7, 20)
 
 
 def test_document_has_the_interfaces_names():
@@ -301,6 +345,29 @@ def test_document_has_the_interfaces_names():
     assert wanted <= set(document["devices"][0])
     assert document["devices"][0]["last_seen"] == "2026-11-18T11:05:40Z"
     assert document["devices"][0]["clock_ahead_s"] is None
+
+
+def test_reported_condition_is_recorded():
+    """The condition that a device reports is in the record."""
+    vitals = Vitals(disk_free_bytes=1 << 40, load=0.5, cores=4, temperature_c=48.5)
+    reporting = dataclasses.replace(HERE, vitals=vitals, vitals_at_s=NOW - 30, model_run=3)
+    built = status(live(devices={"dev-2": reporting}))
+    assert device(built).reason == ""
+    assert device(built).model_run == 3
+    found = {d["name"]: d["vitals"] for d in built.document()["devices"]}
+    assert (found["dev-1"], found["dev-3"]) == (None, None)
+    assert found["dev-2"] == {
+        "at": "2026-11-18T11:06:10Z",
+        "uptime_seconds": None,
+        "disk_free_bytes": 1 << 40,
+        "memory_bytes": None,
+        "memory_free_bytes": None,
+        "load": 0.5,
+        "cores": 4,
+        "temperature_c": 48.5,
+        "battery_percent": None,
+        "charging": None,
+    }
 
 
 def test_nearly_full_disk_is_told_before():

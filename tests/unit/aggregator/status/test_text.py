@@ -174,6 +174,12 @@ def test_run_that_is_not_served_has_line_too():
     assert text.run_words(queued) == "run 4: cfl, not served, round 7 of 20"
 
 
+def test_finished_has_the_planned_rounds():
+    """A finished run has no more rounds than planned."""
+    run = dataclasses.replace(RUN, phase="finished", round=21, rounds=20)
+    assert text.run_words(run).endswith("finished, round 20 of 20")
+
+
 VITALS = Vitals(
     uptime_s=7300,
     disk_free_bytes=12_300_000_000,

@@ -6,6 +6,7 @@ from aggregator.status.facts import DeviceStatus
 from aggregator.status.watch import SETTLED_S, ConnectionWatch, DeviceWatch, FleetWatch
 from shoal.protocol.messages import DeclineReason, Presence
 from shoal.transport.base import Connected, Disconnected, Message, Unreached
+from shoal.version import WIRE
 
 
 class Clock:
@@ -33,6 +34,49 @@ def says(online, sent_at_s=5000, version="0.1.0"):
 def come(devices, presence, *, retained=False, settled=True):
     devices.came(presence, retained=retained, settled=settled)
     return devices.devices["dev-1"]
+
+
+def test_a_device_comes_and_goes(devices, clock):
+    here = come(devices, says(True))
+    assert here == DeviceStatus(
+        name="dev-1",
+        online=True,
+        since_s=5000,
+        last_seen_s=5000,
+        version="0.1.0",
+        clock_ahead_s=0,
+        model_run=0,
+        wire=WIRE,
+    )
+    clock.now_s = 5004
+    assert come(devices, says(True)).since_s == 5000, "said twice after each connection"
+    clock.now_s = 5100
+    gone = come(devices, says(False))
+    assert (gone.online, gone.since_s, gone.last_seen_s) == (False, 5100, 5004), "a will is the broker's word"
+
+
+def test_guess_is_said_until_it_is_none(devices):
+    """A device says that its model is a guess until it says no more."""
+    doubted = Presence("reef", "dev-1", 7, True, doubted=True)
+    assert come(devices, doubted).doubted
+    assert come(devices, says(False)).doubted, "a will is the broker's word"
+    assert not come(devices, says(True)).doubted
+
+
+def test_retained_presence_has_no_time(devices):
+    """A retained presence is true and says nothing of the time."""
+    here = come(devices, says(True, sent_at_s=4000), retained=True)
+    assert here == DeviceStatus(name="dev-1", online=True, version="0.1.0", model_run=0, wire=WIRE)
+
+
+@pytest.mark.parametrize(
+    ("sent_at_s", "settled", "ahead_s"),
+    [(5700, True, 700), (5700, False, 700), (4300, True, -700), (4300, False, None), (0, True, None)],
+    ids=["ahead", "ahead, though it may be late", "behind", "perhaps late", "of an earlier version"],
+)
+def test_clock_is_compared_when_fresh(devices, sent_at_s, settled, ahead_s):
+    """A clock is compared where the message is fresh."""
+    assert come(devices, says(True, sent_at_s), settled=settled).clock_ahead_s == ahead_s
 
 
 @pytest.mark.parametrize("version", ["\x1b[2J", "1" * 33, "1.0\n", ""])

@@ -1,6 +1,7 @@
 """A backup of an aggregator's directory: whole at any time, refused if it is altered or older, and harmless if it is old."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -67,6 +68,15 @@ def test_holds_what_can_not_be_had_again(server, tmp_path):
     assert AggregatorMembership(tmp_path / "again").identity.member == AggregatorMembership(server).identity.member
     orders = read_orders(tmp_path / "again")
     assert (orders.accepted, orders.of(RUN)) == (7, Order.PAUSE)
+
+
+def test_empty_directory_is_filled(server, tmp_path):
+    """A package or a container has made it, and its parent belongs to root."""
+    save(server, tmp_path / "file")
+    (tmp_path / "again").mkdir(mode=0o700)
+    inode = (tmp_path / "again").stat().st_ino
+    restore(tmp_path / "file", tmp_path / "again")
+    assert (tmp_path / "again").stat().st_ino == inode
 
 
 def test_a_worker_has_one_as_well(tmp_path):
@@ -214,3 +224,19 @@ def test_never_written_over_another_file(server, tmp_path):
     with pytest.raises(NotEnrolledError):
         save(tmp_path, tmp_path.parent / "file-of-nothing")
     assert not (server / "backup.last").exists()
+
+
+def test_time_of_restore_is_kept(server, tmp_path):
+    """The time of the restore is kept by later requests."""
+    save(server, tmp_path / "file")
+    restore(tmp_path / "file", tmp_path / "again")
+    assert read_orders(server).restored_at_s == 0
+    OwnerOrders(tmp_path / "again").accept(8, RUN, Order.STOP)
+    orders = read_orders(tmp_path / "again")
+    assert (orders.accepted, orders.of(RUN)) == (8, Order.STOP)
+    assert 0 <= time.time() - orders.restored_at_s < 60
+
+
+def test_orders_of_earlier_version_are_read(server):
+    (server / ORDERS_FILE).write_text('{"accepted": 3, "orders": {}}')
+    assert read_orders(server).accepted == 3

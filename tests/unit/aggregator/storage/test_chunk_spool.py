@@ -4,6 +4,8 @@ import errno
 import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aggregator.storage.chunk_spool import ChunkSpool
 from shoal.errors import IntegrityError, WireError
@@ -11,6 +13,8 @@ from shoal.protocol import reassembly
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.processes import memory_bytes
+
+LENGTHS = (1, 7, 1024, 4000)
 
 
 @pytest.fixture
@@ -24,6 +28,11 @@ def size_of(spool):
     return os.fstat(spool._file.fileno()).st_size
 
 
+def test_no_file_appears_in_the_directory(spool, tmp_path):
+    spool.put(b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_freed_place_is_used_again(spool):
     places = [spool.put(bytes([n]) * 1000) for n in range(5)]
     spool.free(places[1], 1000)
@@ -31,6 +40,14 @@ def test_a_freed_place_is_used_again(spool):
     again = {spool.put(b"a" * 1000), spool.put(b"b" * 1000)}
     assert again == {places[1], places[3]}
     assert size_of(spool) <= 5 * 1024
+
+
+def test_file_does_not_grow_with_lengths(spool):
+    """A device chooses the lengths of its chunks, and other devices keep the spool from ever being empty."""
+    spool.put(bytes(1000))
+    for length in range(1024, 9 * 1024):
+        spool.free(spool.put(bytes(length)), length)
+    assert size_of(spool) < 9 * 10 * 1024
 
 
 def test_an_empty_spool_takes_no_disk(spool):
@@ -46,6 +63,24 @@ def test_a_file_that_was_cut_is_reported(spool):
     os.ftruncate(spool._file.fileno(), 10)
     with pytest.raises(IntegrityError, match="holds 10 bytes where 1000 were stored"):
         spool.take(at, 1000)
+
+
+@settings(max_examples=50)
+@given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(LENGTHS), st.integers(0, 255)), max_size=60))
+def test_any_order_gives_back_what_was_put(tmp_path_factory, steps):
+    """Any order of puts and takes gives back what was put."""
+    spool, stored = ChunkSpool(tmp_path_factory.mktemp("spool")), []
+    try:
+        for put, length, value in steps:
+            if put or not stored:
+                data = bytes([value]) * length
+                stored.append((spool.put(data), data))
+            else:
+                at, data = stored.pop(value % len(stored))
+                assert spool.take(at, len(data)) == data
+        assert all(spool.take(at, len(data)) == data for at, data in stored)
+    finally:
+        spool.close()
 
 
 def test_simultaneous_uploads_are_bounded(spool):
@@ -76,6 +111,16 @@ def test_given_up_transfer_frees_its_places(spool):
     assert reassembler.drop("a") == 1
     assert size_of(spool) > 0
     assert len(reassembler.expire(1e9)) == 1
+    assert reassembler._spooled_bytes == 0
+    assert size_of(spool) == 0
+
+
+def test_a_wrong_digest_frees_the_places(spool):
+    reassembler = Reassembler(spool=spool, memory_bytes=0)
+    chunks = split(bytes(4000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
+    reassembler.add("a", chunks[0], 0.0)
+    with pytest.raises(WireError):
+        reassembler.add("a", chunks[1][:-1] + b"x", 0.0)
     assert reassembler._spooled_bytes == 0
     assert size_of(spool) == 0
 

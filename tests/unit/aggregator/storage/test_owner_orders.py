@@ -9,6 +9,12 @@ from shoal.errors import ConfigError, IntegrityError
 RUN = b"r" * 16
 
 
+def test_without_a_file_every_run_goes_on(tmp_path):
+    orders = OwnerOrders(tmp_path)
+    assert (orders.accepted, orders.of(RUN)) == (0, Order.GO)
+    assert not (tmp_path / ORDERS_FILE).exists()
+
+
 def test_next_process_finds_the_order(tmp_path):
     """A number and its order are found by the next process."""
     OwnerOrders(tmp_path).accept(4, RUN, Order.PAUSE)

@@ -26,6 +26,10 @@ def record(round_):
     return {"round": round_, "loss": round_ / 7, "norms": {"dev-1": 1.5}, "device_accuracy": {"dev-1": [3, 4]}}
 
 
+def without_figures(round_):
+    return {**record(round_), "norms": {}, "device_accuracy": {}, "cosines": {}}
+
+
 def fill(database, count):
     for round_ in range(1, count + 1):
         write(database, round_, record(round_))
@@ -33,6 +37,49 @@ def fill(database, count):
 
 def blocks(database):
     return database.execute("SELECT first FROM past ORDER BY first").fetchall()
+
+
+def test_before_first_round_there_is_nothing(database):
+    assert read(database) == []
+    assert read_last(database) is None
+
+
+def test_two_blocks_are_stored_in_full(database):
+    """Rounds are stored in full until there are two blocks of them."""
+    fill(database, 2 * BLOCK_ROUNDS - 1)
+    assert blocks(database) == []
+    assert read(database) == [record(r) for r in range(1, 2 * BLOCK_ROUNDS)]
+
+
+def test_earlier_half_is_packed(database):
+    """Then the earlier half is packed without the figures of single devices."""
+    fill(database, 2 * BLOCK_ROUNDS)
+    assert blocks(database) == [(1,)]
+    first = [without_figures(r) for r in range(1, BLOCK_ROUNDS + 1)]
+    rest = [record(r) for r in range(BLOCK_ROUNDS + 1, 2 * BLOCK_ROUNDS + 1)]
+    assert read(database) == first + rest
+    assert read_last(database) == record(2 * BLOCK_ROUNDS)
+
+
+def test_blocks_are_read_in_order(database):
+    """Several blocks are read in the order of their rounds."""
+    fill(database, 5 * BLOCK_ROUNDS)
+    assert [first for (first,) in blocks(database)] == [1 + BLOCK_ROUNDS * i for i in range(4)]
+    assert [r["round"] for r in read(database)] == list(range(1, 5 * BLOCK_ROUNDS + 1))
+
+
+def test_rewritten_round_replaces_its_record(database):
+    """An aggregator that is killed between the snapshot and the record closes the round a second time."""
+    fill(database, 3)
+    write(database, 3, {**record(3), "loss": 9.0})
+    assert [r["loss"] for r in read(database)] == [1 / 7, 2 / 7, 9.0]
+
+
+def test_record_without_figures_stays(database):
+    """A record without figures of devices is stored as it is."""
+    write(database, 1, {"round": 1, "final": True})
+    assert read(database) == [{"round": 1, "final": True}]
+    assert read_last(database) == {"round": 1, "final": True}
 
 
 def test_record_and_block_are_one_commit(database):
@@ -97,3 +144,16 @@ def test_rounds_after_one_are_all_later(database, after):
     """The rounds after one are those of all rounds."""
     fill(database, 4 * BLOCK_ROUNDS)
     assert list(read_after(database, after)) == read(database)[after:]
+
+
+def test_packed_rounds_keep_cosines(database):
+    """Packed rounds keep their cosines where the clusters changed."""
+    for round_ in range(1, 2 * BLOCK_ROUNDS + 1):
+        clusters = {"a": round_ > 9, "b": round_ > 20}
+        write(
+            database,
+            round_,
+            {**record(round_), "clusters": clusters, "cosines": {"devices": ["a", "b"], "hundredths": "AA"}},
+        )
+    packed = read(database)[:BLOCK_ROUNDS]
+    assert [r["round"] for r in packed if r["cosines"]] == [1, 10, 21]

@@ -43,6 +43,14 @@ def snapshot(store, key_version=3, round_=1, closed=None):
     store.snapshot(round_, ("dev-1",), Encoded({}), ResumeMetadata(key_version), closed)
 
 
+def test_directory_without_run_gets_no_file(folder):
+    """A directory without a run has nothing and gets no file."""
+    assert tuple(read(folder) for read in READERS) == NOTHING
+    folder.mkdir()
+    assert tuple(read(folder) for read in READERS) == NOTHING
+    assert list(folder.iterdir()) == []
+
+
 def test_database_without_tables_is_empty(folder):
     """A database whose tables are not made yet has nothing."""
     folder.mkdir()
@@ -77,6 +85,12 @@ def test_only_durable_uploads_count(folder, store):
     assert uploads_stored(folder, 1) == 0
     store.commit()
     assert [uploads_stored(folder, r) for r in (1, 2)] == [1, 0]
+
+
+def test_key_version_is_that_of_last_round(folder, store):
+    for version, round_ in ((3, 1), (5, 2)):
+        snapshot(store, version, round_)
+        assert read_key_version(folder) == version
 
 
 def test_other_snapshot_head_is_damage(folder, store):

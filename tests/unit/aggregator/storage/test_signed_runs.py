@@ -1,12 +1,15 @@
 """A run's file is read once, and again when it was touched; a run that is over is not asked again."""
 
+import gc
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from aggregator.storage import signed_runs as run_files
 from aggregator.storage.signed_runs import RunFiles
+from aggregator.storage.store import DATABASE, Store
 from shoal.errors import ConfigError, UntrustedError, WireError
 from tests.helpers.run_places import RunPlace
 
@@ -14,6 +17,33 @@ from tests.helpers.run_places import RunPlace
 @pytest.fixture
 def place(tmp_path):
     return RunPlace(tmp_path)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Return the names of the files that were read, in order."""
+    names, real = [], Path.read_bytes
+
+    def read(path):
+        if path.suffix == ".run":
+            names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    return names
+
+
+def test_unchanged_is_not_read_again(place, reads):
+    """What did not change is not read again."""
+    plans = [place.sign(), place.sign()]
+    reads.clear()
+    complaints = []
+    files = RunFiles(place.member, lambda *told: complaints.append(told))
+    (place.server / "runs/junk.run").write_bytes(b"junk")
+    for _ in range(3):
+        assert [run.plan for run in files.all()] == plans
+    assert sorted(reads) == ["000001.run", "000002.run", "junk.run"]
+    assert [name for name, _ in complaints] == ["junk.run"] * 3
 
 
 def test_file_that_is_replaced_is_read_again(place):
@@ -65,3 +95,28 @@ def test_run_that_is_over_is_looked_up_once(place, monkeypatch):
     assert looked == [1, 2, 2]
     shutil.move(place.directory(first), place.server / "aside")
     assert not files.is_over(first)
+
+
+def test_rewritten_database_is_read_again(place):
+    """A database that is written over is looked up again."""
+    plan = place.sign()
+    Store(place.directory(plan), plan).close()
+    begun = (place.directory(plan) / DATABASE).read_bytes()
+    place.finish(plan)
+    files = RunFiles(place.member)
+    assert files.is_over(plan)
+    (place.directory(plan) / DATABASE).write_bytes(begun)
+    assert not files.is_over(plan)
+
+
+def test_file_of_no_run_is_read_once(place):
+    """A file that is no run costs nothing more at each look."""
+    (place.server / "runs/junk.run").write_bytes(b"junk")
+    files = RunFiles(place.member, lambda *_: None)
+    files.all()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        files.all()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100

@@ -78,6 +78,24 @@ def test_committed_comes_back_as_it_was(open_store):
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
 
 
+def test_uploads_are_in_order_of_device(open_store):
+    """Uploads come back in order of device."""
+    store = open_store()
+    append(store, "dev-3", "dev-1", "dev-2")
+    store.commit()
+    assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
+    assert store.uploads(2) == []
+
+
+def test_nothing_is_there_before_the_commit(open_store):
+    store = open_store()
+    append(store, "dev-1")
+    assert open_store().uploads(1) == []
+    store.commit()
+    assert len(store.uploads(1)) == 1
+    assert store.commit() == []
+
+
 def test_a_torn_tail_is_written_over(open_store, folder):
     """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
     store = open_store()
@@ -115,6 +133,19 @@ def test_an_altered_vector_is_refused(open_store, folder, at):
         store.uploads(1)
 
 
+def test_report_without_vector_is_empty(open_store, folder):
+    """A report without a vector takes no bytes."""
+    store = open_store()
+    header, _ = upload("dev-1")
+    header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
+    append_upload(store, header, memoryview(b""), 0.0, digest_of(header, b""))
+    (given,) = store.commit()
+    assert given.vector is None
+    assert not sum(path.stat().st_size for path in (folder / "updates").iterdir())
+    (again,) = store.uploads(1)
+    assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
+
+
 def test_same_upload_has_one_row(open_store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
     store = open_store()
@@ -132,6 +163,13 @@ def test_another_runs_directory_is_refused(open_store):
         open_store(run=dataclasses.replace(RUN, run_id=b"x" * 16))
 
 
+def test_the_seed_of_nonces_is_drawn_once(open_store):
+    first = open_store(seed=lambda: b"a" * 16)
+    assert first.seed == b"a" * 16
+    assert open_store(seed=lambda: b"b" * 16).seed == b"a" * 16
+    assert len(open_store().seed) == 16
+
+
 def test_everything_is_private(open_store, folder):
     store = open_store()
     append(store, "dev-1")
@@ -144,6 +182,24 @@ def test_everything_is_private(open_store, folder):
 # ---------------------------------------------------------------------------------------------------- snapshots
 
 METADATA = ResumeMetadata(KEY_VERSION, Watched({"train": 1.5}))
+
+
+def test_a_snapshot_comes_back_as_it_was(open_store):
+    """Of 2 vectors that are equal one file is written, and both names lead to it."""
+    store, vector = open_store(), VECTORS["dev-1"]
+    state = Encoded({"a": [1, "x"]}, {"one": vector, "two": vector.copy(), "other": VECTORS["dev-2"]})
+    store.snapshot(4, DEVICES, state, METADATA)
+    snapshot = open_store().restore()
+    assert (snapshot.round, snapshot.available, snapshot.metadata) == (4, DEVICES, METADATA)
+    assert snapshot.document == state.document
+    assert {name: v.tobytes() for name, v in snapshot.vectors.items()} == {
+        name: v.tobytes() for name, v in state.arrays.items()
+    }
+    assert len(list((store.directory / "vectors").iterdir())) == 2
+
+
+def test_there_is_no_snapshot_before_first(open_store):
+    assert open_store().restore() is None
 
 
 def test_altered_vector_is_noticed(open_store, folder):
@@ -202,6 +258,18 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         assert vector.read_bytes() == VECTORS[device].tobytes()
 
 
+def test_updates_of_the_open_round_stay(open_store, folder):
+    store = open_store()
+    for round_ in (1, 2, 3):
+        append(store, *DEVICES, round_=round_)
+    store.commit()
+    store.snapshot(3, DEVICES, Encoded({}), METADATA)
+    expected = ["000003.f32", "spare-000001.f32", "spare-000002.f32"]
+    assert sorted(p.name for p in (folder / "updates").iterdir()) == expected
+    assert set(store._db.execute("SELECT round, device FROM uploads")) == {(3, d) for d in DEVICES}
+    assert [c.device for c in store.uploads(3)] == list(DEVICES)
+
+
 def test_end_of_a_run_erases_every_update(open_store, folder):
     """Those of the last round and the spares; records stay."""
     store = open_store()
@@ -213,6 +281,27 @@ def test_end_of_a_run_erases_every_update(open_store, folder):
     store.erase()
     assert not list((folder / "updates").iterdir())
     assert store.records() == [{"round": 1}]
+
+
+def test_swept_round_closes_its_file(open_store, folder):
+    """A swept round does not keep its file open."""
+    store = open_store()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for round_ in range(1, 8):
+        append(store, "dev-1", round_=round_)
+        store.commit()
+        store.snapshot(round_ + 1, DEVICES, Encoded({}), METADATA)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+
+
+def test_last_record_of_a_round_counts(open_store, folder):
+    """Records come back in order and the last word counts."""
+    store = open_store()
+    assert read_records(folder) == []
+    for round_, loss in ((2, 0.5), (1, 0.9), (2, 0.4)):
+        store.record(round_, {"round": round_, "loss": loss})
+    expected = [{"round": 1, "loss": 0.9}, {"round": 2, "loss": 0.4}]
+    assert store.records() == read_records(folder) == expected
 
 
 # ---------------------------------------------------------------------------------------------------- records

@@ -12,7 +12,7 @@ from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import gram
 from aggregator.numerics.rows import RESIDENT_BYTES
 from aggregator.storage import vector_log
-from aggregator.storage.vector_log import UpdateFiles
+from aggregator.storage.vector_log import FIRST_MAPPED_BYTES, UpdateFiles
 from tests.helpers.processes import memory_bytes
 
 D = 50_000
@@ -60,6 +60,16 @@ def test_descriptors_do_not_grow(files):
     assert [int(v[-1]) for v in views] == list(range(MANY))
 
 
+def test_an_old_round_is_mapped_once(files, tmp_path):
+    views = store(files, 20)
+    files.release()
+    before = open_descriptors()
+    again = UpdateFiles(tmp_path, lambda _: 20 * 4 * D)
+    found = [again.view(1, 4 * D * number, D) for number in range(20)]
+    assert open_descriptors() - before == 1
+    assert all((a == b).all() for a, b in zip(found, views, strict=True))
+
+
 @pytest.mark.parametrize("work", ["mean", "gram"])
 def test_reading_keeps_few_pages(files_on_disk, work):
     """Reading a round keeps few of its pages in memory."""
@@ -82,6 +92,16 @@ def test_reading_keeps_few_pages(files_on_disk, work):
     assert memory_bytes("RssFile") - before < RESIDENT_BYTES
     expected = (MANY - 1) / 2 if work == "mean" else D * 2.0 * 3.0
     assert (result[0] if work == "mean" else result[2, 3]) == pytest.approx(expected)
+
+
+def test_closed_file_is_as_long_as_its_data(files, tmp_path):
+    """A file is as long as what it holds once it is closed."""
+    store(files, 2)
+    file = tmp_path / "000001.f32"
+    assert file.stat().st_size == FIRST_MAPPED_BYTES
+    assert file.stat().st_blocks * 512 < FIRST_MAPPED_BYTES
+    files.release()
+    assert file.stat().st_size == 2 * 4 * D
 
 
 def test_file_that_was_cut_is_not_lengthened(files, tmp_path):
