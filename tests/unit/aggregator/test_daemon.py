@@ -13,12 +13,14 @@ from aggregator.daemon import Daemon, _Stop, serve
 from aggregator.rounds.state import Order
 from aggregator.status.live_file import read_live
 from aggregator.storage.signed_runs import RunFiles, is_finished
-from aggregator.storage.store import Store, read_records
+from aggregator.storage.store import Store, read_plan, read_records
 from shoal.errors import BrokerUnreachableError, StorageError, TakenOverError, UntrustedError
+from shoal.protocol.codec import encode
 from shoal.protocol.requests import RequestAction
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
 from tests.helpers.chunks import forge
 from tests.helpers.owner_requests import chunks_of, request_of, seal_request
+from tests.helpers.plans import run_plan
 from tests.helpers.run_places import RunPlace
 
 
@@ -154,6 +156,20 @@ def test_record_that_is_none_is_passed_over(place, caplog):
         assert daemon._next_run() is None
     (line,) = told(caplog)
     assert "KeyError: 'final'" in line
+
+
+@pytest.mark.parametrize("name", ["srv#1", "srv?1", "srv%41", "srv 1", "süd"])
+def test_a_directory_may_have_any_name(tmp_path, monkeypatch, name):
+    """What reads the database names it by a URI; also where the path is relative."""
+    plan = run_plan()
+    store = Store(tmp_path / name / "run-000001", plan)
+    store.record(1, {"round": 1, "final": True})
+    store.close()
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / name, type(tmp_path)(name)):
+        assert read_records(folder / "run-000001") == [{"round": 1, "final": True}]
+        assert read_plan(folder / "run-000001") == encode(plan)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_run_file_is_taken_away_early(place, caplog):

@@ -43,6 +43,12 @@ def forged(parties, device="dev-1", *, key=None, signer=None, purpose="presence"
     return Transfer(source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed)
 
 
+def test_a_device_comes_and_goes(parties):
+    here, member = DevicePresence(parties.server), parties.members["dev-1"]
+    assert here.take("dev-1", said(member, 5, online=True)) == CameOnline("dev-1")
+    assert here.take("dev-1", said(member, 5, online=False)) == WentOffline("dev-1")
+
+
 @pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (WIRE, CameOnline), (WIRE + 1, WentOffline)])
 def test_other_wire_version_is_offline(parties, wire, event):
     """A device that does not speak the runs wire version counts as offline."""

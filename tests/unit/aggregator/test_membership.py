@@ -9,7 +9,7 @@ from aggregator import membership as aggregators
 from crypto.seal.envelope import GroupKey, SealError, seal_to_group
 from crypto.seal.identity import Identity, fingerprint, sign_document
 from edge_client.protocol.presence import presence
-from shoal.errors import ConfigError, UntrustedError
+from shoal.errors import ConfigError, NotEnrolledError, UntrustedError
 from shoal.membership.directory import ROSTER_FILE
 from shoal.protocol.chunking import Fingerprint
 from shoal.protocol.messages import Sealed
@@ -42,6 +42,10 @@ def keys(fleet):
     return (fleet.path / "grants" / "aggregator.grant").read_bytes()
 
 
+def test_run_of_the_current_roster_is_served(fleet, server):
+    assert server.reason(signed_now(fleet)) == ""
+
+
 def test_run_under_newer_roster_waits_for_it(fleet, server):
     fleet.renew()
     run = signed_now(fleet)
@@ -69,11 +73,27 @@ def test_run_waits_for_its_newer_keys(fleet, server):
         server.reason(old)
 
 
+def test_keys_name_their_roster(fleet, server):
+    """It arrives in a message of its own, and no round opens under the older secrets until it has."""
+    before = server.roster
+    fleet.revoke("dev-2")
+    server.take_grant(keys(fleet))
+    assert server.roster == before
+    assert server.keys_since == fleet.roster.keys_since > before.keys_since
+    assert aggregators.AggregatorMembership(server.directory).next == server.next
+
+
 def test_keys_for_device_are_not_aggregators(fleet, server):
     fleet.revoke("dev-2")
     with pytest.raises(UntrustedError):
         server.take_grant((fleet.path / "grants" / "dev-1.grant").read_bytes())
     assert server.next is None
+
+
+def test_no_grant_no_fleet(tmp_path):
+    """A directory without a grant belongs to no fleet."""
+    with pytest.raises(NotEnrolledError, match="belongs to no fleet"):
+        aggregators.AggregatorMembership(tmp_path)
 
 
 def test_init_never_overwrites_keys(tmp_path):
@@ -135,6 +155,12 @@ def test_presence_opens_under_later_keys(parties, server, monkeypatch):
     server.open_from_device(member.identity.member, *new)
     with pytest.raises(SealError):
         server.open_from_device(member.identity.member, *old)
+
+
+def test_message_of_another_signer(parties, server):
+    """A message that another device signed is refused."""
+    with pytest.raises(SealError):
+        server.open_from_device(parties.members["dev-2"].identity.member, *said(parties.members["dev-1"]))
 
 
 def test_unknown_key_but_known_signature(parties, server):

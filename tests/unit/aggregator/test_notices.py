@@ -6,6 +6,7 @@ import pytest
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import NoticeBoard
+from aggregator.rounds.state import Order
 from aggregator.storage.signed_runs import OwnerOrders
 from crypto.seal.envelope import open_from_group, read_head
 from shoal.protocol.chunking import parse
@@ -59,6 +60,29 @@ def test_no_run_or_order_is_said_once(board):
     assert (notice.run, notice.run_id, notice.order, notice.choice) == (0, bytes(16), RunOrder.NONE, b"")
     assert notice.sent_at_s == 5000
     assert board.says() == []
+
+
+@pytest.mark.parametrize(
+    ("order", "word"),
+    [(Order.PAUSE, RunOrder.PAUSED), (Order.STOP, RunOrder.STOPPED), (Order.STOP_NOW, RunOrder.STOPPED)],
+)
+def test_an_order_is_told_with_its_run(board, order, word):
+    board.says(board.plan)
+    board.orders.accept(7, board.plan.run_id, order)
+    (notice,) = board.says(board.plan)
+    assert (notice.sequence, notice.run, notice.run_id, notice.order) == (7, 1, board.plan.run_id, word)
+    board.orders.accept(8)
+    assert board.says(board.plan) == [], "a request that only reads changes nothing"
+    (notice,) = board.says(None)
+    assert notice.order is RunOrder.NONE
+
+
+def test_choice_is_passed_on_as_signed(board):
+    """A choice of models is passed on as signed."""
+    board.orders.choose(b"signed by the owner")
+    (notice,) = board.says()
+    assert notice.choice == b"signed by the owner"
+    assert OwnerOrders(board.orders._directory).choice == b"signed by the owner", "also after a restart"
 
 
 def test_repeated_for_new_key_or_broker(board):

@@ -13,7 +13,7 @@ from shoal.protocol.channels import KEYS
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
-from tests.helpers.parties import TOPICS, Parties, owners_roster
+from tests.helpers.parties import TOPICS, Line, Parties, owners_roster
 
 ROSTER, OWN_KEYS = TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")
 
@@ -31,6 +31,19 @@ def inbox(parties):
 def keys(parties, name="aggregator"):
     (chunk,) = split(parties.grant(name), kind=KEYS.kind, round=0)
     return chunk
+
+
+def test_listens_to_the_owner_and_own_keys(inbox):
+    """It listens to the owners rosters and to its own keys alone."""
+    line = Line()
+    inbox.subscribe(line)
+    assert line.filters == [f"{ROSTER}/#", f"{OWN_KEYS}/#"]
+
+
+def test_others_messages_are_the_callers(inbox):
+    """Messages of others are left to the caller."""
+    for topic in (TOPICS.up("dev-1"), TOPICS.state("dev-1"), TOPICS.round):
+        assert not inbox.take(topic, b"anything", 0.0)
 
 
 def test_newer_roster_is_adopted_once(parties, inbox, caplog):

@@ -60,6 +60,12 @@ def desk(tmp_path):
     return Desk(Parties(tmp_path, "dev-1"))
 
 
+def test_it_subscribes_to_the_requests_alone(desk):
+    desk.requests.subscribe()
+    assert desk.line.filters == [TOPICS.owner_request]
+    assert not desk.requests.take(TOPICS.up("dev-1"), b"anything", 0.0)
+
+
 def test_request_is_answered_under_its_id(desk):
     """A request is answered under its own id."""
     sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))

@@ -1,8 +1,40 @@
 """Persistent collections against plain ones, through random changes of the newest and of earlier versions."""
 
+import random
+
 import pytest
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_version_of_a_map_stays(seed):
+    """Every version of a map stays as it was."""
+    draw = random.Random(seed)
+    versions = [(PersistentMap({"k1": 0}), {"k1": 0})]
+    for i in range(600):
+        found, plain = versions[-1] if draw.random() < 0.9 else draw.choice(versions)
+        key = f"k{draw.randrange(12)}"
+        if draw.random() < 0.5:
+            versions.append((found.adding(key, i), {**plain, key: i}))
+        else:
+            versions.append((found.removing(key), {k: v for k, v in plain.items() if k != key}))
+    for found, plain in versions:
+        assert found == plain
+        assert (len(found), set(found)) == (len(plain), set(plain))
+        assert all(found.get(f"k{i}") == plain.get(f"k{i}") for i in range(12))
+        assert all((f"k{i}" in found) == (f"k{i}" in plain) for i in range(12))
+
+
+def test_a_set_is_a_set():
+    first = PersistentSet("ab")
+    second = first.adding("c").removing("a")
+    assert (first, second) == ({"a", "b"}, {"b", "c"})
+    assert second - first == {"c"}
+    assert {"a", "b"} - second == {"a"}
+    assert first <= {"a", "b", "z"}
+    assert first.adding("a") is first
+    assert first.removing("z") is first
 
 
 def test_list_grows_from_any_of_its_versions():

@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import numpy as np
+
 from aggregator.publisher import RelayedModels
-from aggregator.rounds.held_models import offers_of
+from aggregator.rounds.held_models import KeptMean, KeptStep, offers_of
 from aggregator.strategies.base import ClusterModel, RoundPlan
 from shoal.protocol import channels
 from shoal.protocol.codec import decode_prefix
+from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.messages import SHARED_MODEL
 from shoal.protocol.states import MeanHeader, StateId, checkpoint_number, mean_number
 from tests.helpers.held import held_plan, rounds
 from tests.helpers.plans import ROUND_KEY
@@ -28,6 +32,24 @@ def announced(relayed, held):
     return relayed.announce(
         held_plan(), held, offers_of(plan, held.states), 4, signers=held_plan().recipe.min_contributors
     )
+
+
+def test_mean_names_its_segment():
+    """The mean of a segment says which one it is."""
+    broker = Broker()
+    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
+    run = held_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
+    held = rounds(1)
+    (kept,) = held.steps
+    recipes = (kept.step.recipes[0], dataclasses.replace(kept.step.recipes[0], model=SHARED_MODEL))
+    means = tuple(KeptMean(m, 2, ROUND_KEY, np.ones(n, np.float32)) for m, n in ((0, 2), (SHARED_MODEL, 4)))
+    step = KeptStep(dataclasses.replace(kept.step, recipes=recipes), means)
+    announced = relayed.announce(
+        run, dataclasses.replace(held, steps=(step,)), {}, 4, signers=run.recipe.min_contributors
+    )
+    found = [decode_prefix(plain, MeanHeader)[0] for _, plain, _, _ in broker.sent]
+    assert [(h.model, h.segment, h.length) for h in found] == [(0, "cluster", 2), (SHARED_MODEL, "shared", 4)]
+    assert len({mean.label for mean in announced.steps[0].means}) == 2
 
 
 def test_each_mean_is_published_once():

@@ -62,6 +62,12 @@ def test_revoked_device_is_sent_the_roster(revocations, publisher, caplog):
     assert record.kv == {"device": "gone", "roster": 8}
 
 
+def test_listed_device_is_sent_nothing(revocations, publisher):
+    """A device that is not revoked is sent nothing."""
+    revocations.look("here", message("here"), 0.0)
+    assert publisher.sent == []
+
+
 def test_list_is_not_searched_for_active(revocations, publisher, monkeypatch):
     """It may hold thousands of names, and every message of every device comes through here."""
     monkeypatch.setattr(ROSTER, "revoked", None)
@@ -119,3 +125,11 @@ def test_pauses_double_up_to_the_longest(revocations, publisher):
         now_s += pause_s
         pauses.append(pause_s)
     assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE_S, MAX_PAUSE_S, MAX_PAUSE_S]
+
+
+def test_each_device_has_pauses_of_its_own(publisher):
+    roster = SimpleNamespace(devices=ROSTER.devices, revoked=("gone", "late"), sequence=8, device=lambda _name: None)
+    revocations = Revocations(SimpleNamespace(fleet="reef", roster=roster, roster_bytes=b"r"), publisher)
+    for device in ("gone", "late", "gone", "late"):
+        revocations.look(device, message(device), 0.5)
+    assert [device for device, _ in publisher.sent] == ["gone", "late"]

@@ -7,7 +7,7 @@ import pytest
 
 from aggregator.rounds.standstill import MOVES_AGAIN, STANDS_STILL
 from aggregator.rounds.state import DeadlinePassed, Order, Ordered, RoundRecord, WentOffline
-from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, too_small, waiting_for
+from aggregator.run_log import BROKER_LOST, MOST_PAUSE_S, RunLog, declined_by, too_small, waiting_for
 from tests.helpers.engines import give, opened
 from tests.helpers.plans import run_plan
 
@@ -28,6 +28,29 @@ def test_same_line_after_doubling_pauses(caplog):
             said.append(tick / 4)
     assert said == [3, 6, 12, 24, 48, 96, 156, 216, 276, 336, 396]
     assert MOST_PAUSE_S == 60
+
+
+def test_another_line_comes_at_once(caplog):
+    engine, state = opened()
+    lines = RunLog(run_plan())
+    for second in range(100):
+        lines.waiting(state, second)
+    state, _ = give(engine, state, "dev-1")
+    caplog.clear()
+    for second in range(100, 104):
+        lines.waiting(state, second)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("round 1: 1 of 5")
+
+
+def test_new_round_says_nothing_yet(caplog):
+    """A round that has just opened says nothing yet."""
+    _, state = opened()
+    lines = RunLog(run_plan())
+    for second in range(50):
+        lines.opened(second)
+        lines.waiting(state, second + 2.9)
+    assert not caplog.records
 
 
 def test_line_lasts_until_the_run_goes_on():
@@ -58,6 +81,11 @@ def test_out_of_step_is_told_once(caplog):
     for round_, apart in enumerate([{"dev-1": 0}, {"dev-1": 0}, {}, {"dev-1": 3, "dev-2": 0}], 1):
         lines.closed(dataclasses.replace(closed(round_, {}), out_of_step=apart), 1.0, 10)
     assert [w["devices"] for w in warned(caplog)] == ["dev-1 (model 0)", "dev-1 (model 3), dev-2 (model 0)"]
+
+
+def test_waiting_for_a_checkpoint_is_told():
+    """A device that waits for a checkpoint is named with its reason."""
+    assert declined_by({"dev-1": "state"}) == "waits for a checkpoint: dev-1"
 
 
 def test_standstill_is_a_warning(caplog):

@@ -37,6 +37,24 @@ def test_new_run_waits_for_its_devices(scene):
     assert scene.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
 
 
+def test_round_is_durable_then_announced(scene):
+    """A round opens when all are here and is durable before it is announced."""
+    scene.come("dev-1")
+    assert scene.order == []
+    scene.come("dev-2")
+    assert scene.order == ["snapshot", "announce"]
+    assert scene.state.round == 1
+
+
+def test_after_a_complete_round_no_disk_wait(scene):
+    """Devices work meanwhile; the uploads from which the closed round follows are durable."""
+    scene.come("dev-1", "dev-2")
+    scene.order.clear()
+    scene.upload("dev-1", "dev-2")
+    assert scene.order == ["announce", "snapshot"]
+    assert [r["round"] for r in scene.records()] == [1]
+
+
 def test_after_a_missing_device_disk_first(scene):
     """After a restart the deadline would close that round with other uploads."""
     scene.come("dev-1", "dev-2")
@@ -161,6 +179,14 @@ def test_revoked_device_is_heard_no_more(scene, caplog):
     assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
 
 
+def test_unchanged_roster_is_not_published(scene):
+    """A roster that changes nothing is not published again."""
+    scene.line.take()
+    scene.service.reload_roster()
+    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
+    assert scene.line.take() == []
+
+
 def test_stalled_transfers_at_intervals(scene):
     """Stalled transfers are looked for at intervals not on every tick."""
     seen = []
@@ -168,6 +194,19 @@ def test_stalled_transfers_at_intervals(scene):
     for now_s in (0.0, LOOK_S / 2, LOOK_S, 1.5 * LOOK_S, 2.5 * LOOK_S):
         scene.service.tick(now_s)
     assert seen == [0.0, LOOK_S, 2.5 * LOOK_S]
+
+
+def test_restart_resumes_durable_uploads(scene):
+    """A restart resumes the open round with the uploads that are durable."""
+    scene.come("dev-1", "dev-2")
+    scene.upload("dev-1")
+    plan = scene.state.plan
+    scene.service.close()
+    scene.service = scene.make()
+    scene.service.start(100.0)
+    assert scene.state.plan == plan
+    assert set(scene.state.received) == {"dev-1"}
+    assert scene.state.present == ("dev-1", "dev-2"), "those that were available, until their wills say otherwise"
 
 
 def test_finished_run_holds_no_state(scene):

@@ -11,6 +11,8 @@ from aggregator.storage.store import read_records
 from aggregator.uploads.states import UploadState
 from aggregator.workers import RunWorkers, ThreadWorkers
 from shoal.protocol.messages import Action
+from shoal.transport.base import Message
+from tests.helpers.parties import TOPICS
 from tests.helpers.uploads import SlowWorkers
 from tests.unit.aggregator.service_scene import DEADLINE_S, Scene, newest_snapshot
 
@@ -45,6 +47,19 @@ def scene(tmp_path):
     made.service.close()
 
 
+def test_long_close_is_computed_elsewhere(scene):
+    """A long close is computed elsewhere and the uploads are acknowledged at once."""
+    scene.upload(*DEVICES)
+    assert scene.service.computing
+    assert scene.state.round == 1
+    assert scene.answers() == [("dev-1", Action.ACK), ("dev-2", Action.ACK)]
+    assert scene.records() == []
+    scene.numerics.finish()
+    assert not scene.service.computing
+    assert scene.state.round == 2
+    assert [r["contributed"] for r in scene.records()] == [2]
+
+
 def test_the_state_says_computing(scene):
     assert not scene.service.facts().computing
     scene.upload("dev-1")
@@ -58,6 +73,27 @@ def test_the_state_says_computing(scene):
     scene.numerics.finish()
     assert not scene.service.facts().computing
     assert scene.service.status().startswith("round 2: 0 of 2")
+
+
+def test_waiting_line_of_log_says_computing(scene, caplog):
+    caplog.set_level("INFO", "shoal.aggregator")
+    scene.upload(*DEVICES)
+    scene.service.tick(5.0)
+    assert "round 1: 2 of 2, computing" in [record.getMessage() for record in caplog.records]
+
+
+def test_devices_are_answered_meanwhile(scene):
+    """Devices are answered during the computation."""
+    sealed = scene.upload(*DEVICES)
+    scene.controls()
+    scene.remind("dev-1", sealed["dev-1"])
+    scene.send_again("dev-2", sealed["dev-2"])
+    assert scene.answers() == [("dev-1", Action.ACK)], "the copy is dropped, the reminder answered"
+    scene.come("dev-2", online=False)
+    assert scene.service.watch.devices.devices["dev-2"].online is False
+    assert scene.state.present == DEVICES, "the engine hears of it afterwards"
+    scene.numerics.finish()
+    assert scene.state.present == ("dev-1",)
 
 
 def test_upload_during_the_computation(scene):
@@ -164,6 +200,13 @@ def test_close_during_the_computation(tmp_path):
     handed.get(timeout=10)()
     assert scene.state.round == 1
     assert scene.records() == []
+
+
+def test_unexpected_message_is_still_refused(scene, caplog):
+    """A message that nobody expects is still refused during the computation."""
+    scene.upload(*DEVICES)
+    scene.service.on_event(Message(TOPICS.up("stranger"), b"junk"), 1.0)
+    assert "stranger is not in the roster" in [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
 
 
 def test_impossible_round_ends_no_program(scene, monkeypatch, caplog):

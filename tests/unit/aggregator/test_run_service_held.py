@@ -21,6 +21,22 @@ def digests(fleet, *names):
     return {tuple(sorted(fleet.devices[n].states.digests().items())) for n in names or fleet.devices}
 
 
+def test_all_hold_the_same_model(fleet):
+    """All devices hold the same model to the last bit."""
+    fleet.come(*fleet.devices)
+    fleet.finish()
+    assert len(digests(fleet)) == 1
+    (state,) = fleet.devices["dev-1"].states.held.values()
+    assert (state.id.model, state.id.round) == (0, 6)
+    records = fleet.records()
+    assert [r["contributed"] for r in records] == [5] * 7
+    mean = np.mean([d.target for d in fleet.devices.values()], axis=0)
+    theta = fleet.origins[0]
+    for _ in range(6):
+        theta = theta + 0.2 * (mean - theta)
+    np.testing.assert_allclose(state.theta, theta, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_restarts_change_no_announcement(tmp_path):
     """The aggregator is killed with uploads that came and are not durable, then when some of them are."""
@@ -72,6 +88,39 @@ def test_another_bit_leads_to_a_checkpoint(fleet):
     assert len(digests(fleet)) == 1
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_away_device_comes_back(tmp_path, rounds):
+    """A device that was away comes back through means or a checkpoint."""
+    fleet = RoundFleet(tmp_path, 4, rounds=10)
+    fleet.come(*fleet.devices)
+    fleet.round()
+    fleet.leave("dev-2")
+    for _ in range(rounds):
+        fleet.round()
+    fleet.come("dev-2")
+    fleet.finish()
+    away = [r["round"] for r in fleet.records() if "dev-2" not in r["norms"]]
+    # The round that is open when it comes back, and, after more than two missed ones, the round that orders a checkpoint.
+    assert away[:rounds] == list(range(2, 2 + rounds))
+    assert len(away) <= rounds + 2
+    assert fleet.records()[-1]["contributed"] == 4
+    assert not fleet.devices["dev-2"].declined
+    assert len(digests(fleet)) == 1
+    fleet.service.close()
+
+
+def test_drawn_devices_get_their_model(tmp_path):
+    """With participation every drawn device gets its model."""
+    fleet = RoundFleet(tmp_path, 5, participation=0.4, rounds=12)
+    fleet.come(*fleet.devices)
+    fleet.finish()
+    assert [r["contributed"] for r in fleet.records()] == [2] * 12 + [5]
+    assert [r["declined"] for r in fleet.records()] == [{}] * 13
+    assert all(r["out_of_step"] == {} for r in fleet.records())
+    assert len(digests(fleet)) == 1
+    fleet.service.close()
+
+
 def test_newer_version_at_next_announcement(fleet):
     """A newer key version takes effect with the next announcement."""
     fleet.come(*fleet.devices)
@@ -98,6 +147,18 @@ def two_groups(fleet):
         device.target = fleet.origins[0] if name < "dev-4" else fleet.origins[1]
 
 
+def test_clusters_devices_hold_its_model(tmp_path):
+    """Devices of two clusters hold the same models."""
+    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings={"k": 2})
+    two_groups(fleet)
+    fleet.come(*fleet.devices)
+    fleet.finish()
+    assert fleet.records()[-1]["clusters"] == dict.fromkeys(("dev-1", "dev-2", "dev-3"), 0) | {"dev-4": 1, "dev-5": 1}
+    assert len(digests(fleet)) == 1
+    assert all(r["out_of_step"] == {} for r in fleet.records())
+    fleet.service.close()
+
+
 @pytest.mark.slow
 def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
     """A cluster whose devices missed its last mean makes up for it however late."""
@@ -122,6 +183,25 @@ def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
     assert records[-1]["contributed"] == 5
     assert len(digests(fleet, "dev-4", "dev-5")) == 1
     assert fleet.devices["dev-4"].declined == []
+    fleet.service.close()
+
+
+def test_newcomer_trains_from_a_checkpoint(tmp_path):
+    """Its presence comes after the first round, so it has no origin; the owner has drawn a version for it."""
+    fleet = RoundFleet(tmp_path, 4, rounds=8)
+    late = fleet.devices["dev-4"]
+    late.states = late.states.keep(())
+    fleet.come("dev-1", "dev-2", "dev-3")
+    fleet.now_s += 30
+    fleet.service.tick(fleet.now_s)
+    fleet.round()
+    fleet.round()
+    fleet.come("dev-4")
+    fleet.finish()
+    # The aggregator can't know that it never had the origin: it declines once, and gets a checkpoint sealed after that.
+    assert len(late.declined) <= 1
+    assert fleet.records()[-1]["contributed"] == 4
+    assert len(digests(fleet)) == 1
     fleet.service.close()
 
 

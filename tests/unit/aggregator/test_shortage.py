@@ -4,7 +4,7 @@ import dataclasses
 
 from aggregator.persistent import PersistentSet
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, TOO_SMALL_HINT, shortage
-from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, WentOffline
+from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, Order, Ordered, WentOffline
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 
@@ -70,6 +70,17 @@ def test_too_small_fleet_is_known_at_once():
     assert shortage(state) is None
 
 
+def test_a_small_fleet_may_end_its_run():
+    """The final round makes no mean."""
+    engine, state = opened(min_contributors=3, rounds=1)
+    for device in DEVICES[2:]:
+        state, _ = engine.handle(state, Left(device))
+    state, (closed, _) = give(engine, state, *DEVICES[:2])
+    assert closed.record.events == ()
+    assert state.plan.final
+    assert shortage(state) is None
+
+
 def test_devices_without_models_are_too_few():
     """Three newcomers are online, and one device that can't certify its model alone."""
     engine, state = gathering(min_contributors=3, quorum=1.0)
@@ -84,3 +95,11 @@ def test_devices_without_models_are_too_few():
     alone = dataclasses.replace(state, devices=PersistentSet(("dev-1", *newcomers)))
     assert shortage(alone).reason.endswith("2 must, to certify them for the others")
     assert shortage(alone).hint.startswith("end the run")
+
+
+def test_a_paused_run_lacks_no_device():
+    engine, state = opened()
+    state, _ = engine.handle(state, Ordered(Order.PAUSE))
+    state, _ = give(engine, state, *state.waiting)
+    state, _ = engine.handle(state, DeadlinePassed(1))
+    assert shortage(state) is None

@@ -47,6 +47,18 @@ def fail():
     raise OSError(28, "No space left on device")
 
 
+def test_jobs_are_done_in_order(made):
+    """Jobs are done in order and called back by the driver."""
+    driver = made()
+    for name in range(3):
+        driver.submit(name)
+    backs = [driver.handed.get(timeout=WAIT_S) for _ in range(3)]
+    assert driver.called == ["job 0", "job 1", "job 2"]
+    for back in backs:
+        back()
+    assert driver.called[3:] == ["back 0", "back 1", "back 2"]
+
+
 def test_jobs_of_one_key_keep_their_order(made):
     """Jobs of one key keep their order while others overtake them."""
     driver = made(threads=4)
@@ -82,6 +94,16 @@ def test_failed_job_is_raised_at_the_call(made, error):
     assert caught.value is error
     driver.call_back()
     assert driver.called == ["job next", "back next"]
+
+
+def test_untaken_job_hands_nothing_back(made):
+    """A job without a taker hands nothing back."""
+    driver = made()
+    driver.workers.submit(lambda: driver.called.append("job"))
+    driver.submit("next")
+    driver.call_back()
+    assert driver.called == ["job", "job next", "back next"]
+    assert driver.handed.empty()
 
 
 def test_closed_workers_call_nothing(made):

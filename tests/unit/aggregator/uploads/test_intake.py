@@ -34,6 +34,23 @@ def texts(scene):
     return [str(error) for error in scene.take_refused()]
 
 
+def test_worker_verifies_driver_settles(scene, workers):
+    """An upload is verified by a worker and settled by the driver."""
+    packet = scene.packet("dev-1")
+    scene.send(packet)
+    assert scene.state_of(packet) is UploadState.VERIFYING
+    assert written_bytes(scene) == 0
+    workers.run("dev-1")
+    assert scene.state_of(packet) is UploadState.VERIFYING
+    assert written_bytes(scene) == VECTOR_BYTES
+    workers.call_back("dev-1")
+    assert scene.state_of(packet) is UploadState.VALID
+    assert scene.publisher.take() == []
+    scene.commit()
+    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
+    assert scene.durable(1) == {"dev-1": packet.digest}
+
+
 def test_copies_in_hand_change_nothing(scene, workers):
     """A copy and a reminder of an upload in hand change nothing."""
     packet = scene.packet("dev-1")
@@ -56,6 +73,18 @@ def test_of_two_uploads_in_hand_first_counts(scene, workers):
     assert texts(scene) == ["upload of dev-1 for round 1: another upload came before"]
     scene.commit()
     assert scene.durable(1) == {"dev-1": first.digest}
+
+
+def test_others_overtake_a_slow_upload(scene, workers):
+    """Uploads of other devices overtake a slow one."""
+    packets = {device: scene.packet(device) for device in DEVICES}
+    for packet in packets.values():
+        scene.send(packet)
+    for device in ("dev-3", "dev-2"):
+        workers.run(device)
+        workers.call_back(device)
+    states = [scene.state_of(packet) for packet in packets.values()]
+    assert states == [UploadState.VERIFYING, UploadState.VALID, UploadState.VALID]
 
 
 @pytest.mark.parametrize("kind", ["forged", "wrong digest", "for another run"])
@@ -118,6 +147,33 @@ def test_event_waits_for_earlier_uploads(scene, workers):
     assert scene.state.round == 2
     assert set(scene.durable(1)) == set(DEVICES)
     assert "dev-3" not in scene.state.online
+
+
+def test_event_leaves_later_uploads(scene, workers):
+    """A flood of forged uploads would otherwise hold it back for ever."""
+    scene.feed(DeadlinePassed(1))
+    assert scene.state.deadline_passed
+    scene.send(scene.packet("dev-1", signer="dev-2"))
+    scene.feed(WentOffline("dev-3"))
+    scene.send(scene.packet("dev-2", signer="dev-1"))
+    workers.run("dev-1")
+    workers.call_back("dev-1")
+    assert "dev-3" not in scene.state.online
+
+
+def test_commit_leaves_later_uploads(scene, workers):
+    """A commit does not wait for uploads that arrive later."""
+    scene.send(scene.packet("dev-2", signer="dev-1"))
+    scene.send(scene.packet("dev-1"))
+    workers.run("dev-1")
+    workers.call_back("dev-1")
+    scene.uploads.flush()
+    assert scene.disk.waiting == [], "the one before it may be in the same batch"
+    scene.send(scene.packet("dev-3", signer="dev-1"))
+    workers.run("dev-2")
+    workers.call_back("dev-2")
+    scene.commit()
+    assert set(scene.durable(1)) == {"dev-1"}
 
 
 @pytest.mark.parametrize("ran", [False, True])

@@ -97,6 +97,24 @@ def test_missing_chunks_are_wanted_at_once(scene):
     assert scene.remind() == [("dev-1", TRANSFER, (0, 2))]
 
 
+@pytest.mark.parametrize(
+    ("event", "action"), [(UploadEvent.FOUND_STORED, Action.ACK), (UploadEvent.REJECTED, Action.REFUSED)]
+)
+def test_an_answer_is_repeated(scene, event, action):
+    scene.answer(event)
+    assert scene.remind() == [(action, TRANSFER)]
+
+
+def test_upload_on_its_way_is_left_alone(scene):
+    """An upload on its way to the disk is neither answered nor requested."""
+    scene.queue(bytes(16))
+    assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
+    scene.queue()
+    assert scene.remind(now_s=1.0, turn=6) == []
+    scene.table.move(UploadRef("dev-1", TRANSFER), UploadEvent.COMMIT_STARTED)
+    assert scene.remind(now_s=2.0, turn=7) == []
+
+
 def test_upload_before_a_restart_is_answered(scene):
     """An upload stored before a restart is acknowledged."""
     assert scene.remind(received={"dev-1": (Phase.TRAIN, DIGEST)}) == [(Action.ACK, TRANSFER)]
@@ -128,6 +146,13 @@ def test_lost_broker_may_have_lost_request(scene):
     assert scene.remind(now_s=12.0)
 
 
+def test_other_upload_is_requested_at_once(scene):
+    """Another upload of the device is requested at once."""
+    assert scene.remind(now_s=10.0)
+    other = bytes(16)
+    assert scene.remind(now_s=11.0, transfer=other) == [("dev-1", other, WHOLE)]
+
+
 def test_fast_reminders_are_ignored(scene):
     """Each answer costs a signature, and replayed reminders could cause any number of them."""
     scene.answer(UploadEvent.FOUND_STORED)
@@ -154,6 +179,12 @@ def test_late_upload_is_refused_unsent(scene, changes, reason):
 def test_other_runs_upload_is_not_refused(scene):
     """The other run may be stopped: a refused device would not offer its upload when that run continues."""
     assert scene.remind(run_id=b"x" * 16, finished=True) == []
+
+
+def test_later_rounds_upload_is_not_refused(scene):
+    """A crash has set the aggregator back; it will reach that round again."""
+    assert scene.remind(round=8) != []
+    assert all(what[0] != Action.REFUSED for what in scene.remind(now_s=99.0, round=8))
 
 
 def test_a_long_upload_is_requested_in_parts(scene):

@@ -57,6 +57,30 @@ def test_a_copy_of_an_upload_changes_nothing(scene, steps):
     assert scene.durable(1) == {"dev-1": packet.digest}
 
 
+def test_deadline_waits_for_the_commit(scene):
+    """A deadline waits for the commit under way."""
+    packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
+    for packet in packets:
+        scene.send(packet)
+    scene.uploads.flush()
+    scene.feed(DeadlinePassed(1))
+    assert scene.state.round == 1
+    scene.disk.done()
+    assert scene.state.round == 2
+    assert set(scene.durable(1)) == {"dev-1", "dev-2"}
+
+
+def test_one_batch_counts_beyond_the_quorum(scene):
+    """Uploads of one batch count in their round also beyond the quorum."""
+    scene.feed(DeadlinePassed(1))
+    for device in ("dev-1", "dev-2", "dev-3"):
+        scene.send(scene.packet(device))
+    scene.commit()
+    assert scene.state.round == 2
+    assert not scene.state.received
+    assert [sent.action for sent in scene.publisher.take()] == [Action.ACK] * 3
+
+
 @pytest.mark.parametrize(
     ("stored", "reason"), [(False, "another upload came before"), (True, "another upload was stored before")]
 )

@@ -66,6 +66,21 @@ def test_an_honest_upload_is_verified():
     assert len(verified.digest) == 32
 
 
+def test_digest_tells_uploads_apart():
+    """It covers the sealed bytes: a resend has the same one, a second sealing of the same vector another."""
+    sent = transfer(*upload())
+    verifier = UploadVerifier(SERVER, RUN)
+    digest = verifier.upload("dev-1", sent, ROSTER).digest
+    assert verifier.upload("dev-1", sent, ROSTER).digest == digest
+    assert verifier.upload("dev-1", transfer(*upload()), ROSTER).digest != digest
+
+
+def test_vectorless_report_has_no_norm():
+    """A report without a vector has no norm."""
+    header, _ = upload()
+    assert verify(dataclasses.replace(header, length=0), b"").norm == 0.0
+
+
 @pytest.mark.parametrize("device", ["dev-9", "dev-1"])
 def test_unknown_and_revoked_stay_unopened(device):
     """Unknown and revoked devices are refused before anything is opened."""
@@ -262,6 +277,13 @@ def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
     values = np.arange(D, dtype=np.float32) if values is None else values
     header, _ = upload(values, precision=precision, **changes)
     return run, header, encode_vector(values, precision, b"seed")
+
+
+def test_short_precision_report_is_empty():
+    """A report in a short precision has no vector."""
+    run, header, _ = in_precision("float16")
+    header = dataclasses.replace(header, length=0)
+    assert UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b""), ROSTER).norm == 0.0
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
