@@ -16,6 +16,12 @@ def test_escaping_name_is_refused(tmp_path, name):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_files_are_read_pattern_by_pattern(tmp_path):
+    for name in ("b.key", "a.key", "c", ".d.00aa.7.new", "folder"):
+        (tmp_path / name).mkdir() if name == "folder" else (tmp_path / name).write_bytes(name.encode())
+    assert [file.name for file in files_of(tmp_path, "c", "*.key", "gone", "fold*")] == ["c", "a.key", "b.key"]
+
+
 def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "other").write_bytes(b"another user's")

@@ -37,6 +37,21 @@ def device(fleet, tmp_path):
     return enrolment.join(tmp_path / "device", grant.read_bytes(), fleet.fingerprint)
 
 
+def test_a_device_joins(fleet, device):
+    assert (device.name, device.index, device.fleet, device.broker) == ("dev-1", 0, "demo", "mqtt://loopback")
+    assert device.roster == fleet.roster
+    assert device.owner_key == fleet.owner.member.sign_key
+    assert DeviceMembership(device.directory).roster == fleet.roster
+
+
+def test_both_sides_share_what_they_should(fleet, device, tmp_path):
+    server = AggregatorMembership(tmp_path / "aggregator")
+    assert device.group == server.group
+    assert device.version_key(0).reveal() == fleet.version_key.reveal()
+    assert not hasattr(server, "version_key")
+    assert not hasattr(server.grant, "version_secret")
+
+
 def test_everything_private_is_private(device):
     assert stat.S_IMODE(device.directory.stat().st_mode) == 0o700
     for name in ("identity.key", "receiving.key", "membership.bin", "roster.signed"):
@@ -102,6 +117,13 @@ def test_foreign_grant_leaves_nothing_behind(fleet, device, tmp_path):
 
 def signed_roster(owners, /, **changes):
     return sign_document(owners.owner, dataclasses.replace(owners.roster, **changes))
+
+
+def test_a_newer_roster_is_taken_up_and_kept(fleet, device):
+    fleet.renew()
+    assert device.adopt(fleet.roster_bytes)
+    assert not device.adopt(fleet.roster_bytes)
+    assert DeviceMembership(device.directory).roster.sequence == fleet.roster.sequence
 
 
 @pytest.mark.parametrize(
@@ -231,6 +253,14 @@ def test_renewed_keys_contain_no_roster(fleet, device, tmp_path):
     assert AggregatorMembership(tmp_path / "aggregator").take_grant(renewals["aggregator"])
 
 
+def test_files_again_for_those_who_had_files(fleet, device):
+    """A grant holds the whole roster: n of them would be gigabytes on the owner's disk, for devices that hear by the broker."""
+    (fleet.path / "grants" / "aggregator.grant").unlink()
+    fleet.rotate()
+    assert [p.name for p in (fleet.path / "grants").iterdir()] == ["dev-1.grant"]
+    assert device.take_grant(grant_of(fleet))
+
+
 def test_nobody_joins_with_keys_alone(fleet, device):
     new_grant(fleet, device)
     with fleet.changing():
@@ -253,6 +283,12 @@ def test_keys_of_another_roster_are_refused(fleet, device):
     with pytest.raises(UntrustedError, match="keys of roster 7 and a roster of keys 0"):
         enrolment.join(device.directory, false, fleet.fingerprint)
     assert held(device.directory) == before
+
+
+def test_the_roster_of_a_grant_is_kept_once(fleet, device):
+    rotated(fleet, device)
+    assert device.adopt(fleet.roster_bytes)
+    assert held(device.directory).count(fleet.roster_bytes) == 1
 
 
 def test_waiting_secrets_are_stored(fleet, device):

@@ -180,6 +180,12 @@ def test_newest_delivery_erases_all_keys(fleet, device):
     assert not any(raw(before.private(number)) in held(device.directory) for number in (2, 3, 4))
 
 
+def test_card_renews_a_grant_by_hand(fleet, device):
+    """Joining again after damage, or with another address of the broker."""
+    renewed = fleet.add_device((device.directory / "dev-1.card").read_bytes()).read_bytes()
+    assert enrolment.join(device.directory, renewed, fleet.fingerprint).receiving.first == 3
+
+
 def test_an_old_card_brings_no_old_keys_back(fleet, grant, tmp_path):
     old = (tmp_path / "dev-1" / "dev-1.card").read_bytes()
     device = enrolment.join(tmp_path / "dev-1", grant, fleet.fingerprint)
@@ -215,6 +221,15 @@ def test_backup_goes_on_while_its_keys_last(fleet, device, tmp_path):
     restored = DeviceMembership(tmp_path / "backup")
     fleet.rotate()
     assert restored.take_grant(grant_of(fleet))
+
+
+def test_an_aggregator_has_none(fleet, tmp_path):
+    """Its grant opens nothing that devices keep from it."""
+    grant = fleet.add_aggregator((tmp_path / "server" / "aggregator.card").read_bytes())
+    for _ in range(2):
+        member = aggregators.join(tmp_path / "server", grant.read_bytes(), fleet.fingerprint)
+    assert member.receiving is None
+    assert not (tmp_path / "server" / RECEIVING_FILE).exists()
 
 
 @pytest.mark.parametrize("at", range(3))

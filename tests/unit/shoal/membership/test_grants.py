@@ -6,6 +6,7 @@ import pytest
 
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity, fingerprint, open_document, sign_document
+from crypto.seal.receiving import ReceivingSecrets
 from shoal.errors import UntrustedError, WireError
 from shoal.membership.grants import (
     AGGREGATOR_ROLE,
@@ -34,6 +35,11 @@ ROSTER = Roster(
 # ---------------------------------------------------------------------------------------------------- documents
 
 
+def test_a_signed_document_is_read_back():
+    plan = run_plan()
+    assert open_document(sign_document(OWNER, plan), RunPlan, OWNER.member.sign_key) == plan
+
+
 def test_altered_document_is_refused():
     """An altered document is refused anywhere."""
     data = sign_document(OWNER, ROSTER)
@@ -58,6 +64,13 @@ def test_signature_holds_for_one_type():
     data = sign_document(OWNER, ROSTER)
     with pytest.raises(UntrustedError):
         open_document(data, RunPlan, OWNER.member.sign_key)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64])
+def test_document_outgrows_its_signature(length):
+    """A document is longer than its signature."""
+    with pytest.raises(WireError, match="too short"):
+        open_document(bytes(length), Roster, OWNER.member.sign_key)
 
 
 # ---------------------------------------------------------------------------------------------------- cards, grants
@@ -117,6 +130,14 @@ def test_another_owner_is_refused_by_print():
     with pytest.raises(UntrustedError, match=fingerprint(EVE.member)) as caught:
         open_grant(DEVICE, data, DeviceGrant, PRINT, RECEIVING)
     assert "shoal-fleet show" in caught.value.hint
+
+
+def test_another_device_is_refused_by_name():
+    """A grant for another device is refused with its name."""
+    data = seal_grant(OWNER, CARD, device_grant())
+    with pytest.raises(UntrustedError, match="not for the keys of 'eve' here") as caught:
+        open_grant(EVE, data, DeviceGrant, PRINT, ReceivingSecrets.generate())
+    assert "it is for 'dev-1'" in caught.value.hint
 
 
 def test_grant_under_another_name_is_refused():

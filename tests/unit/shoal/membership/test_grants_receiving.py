@@ -19,6 +19,7 @@ from shoal.membership.grants import (
     open_grant,
     open_notice,
     open_renewal,
+    peek_grant,
     seal_grant,
 )
 from shoal.protocol.codec import decode, encode
@@ -46,6 +47,14 @@ def grant(receiving=3, **changes):
 
 def opened(data, held=HELD, identity=DEVICE):
     return open_renewal(identity, data, DeviceGrant, OWNER.member.sign_key, held)
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_grant_opens_with_the_named_key(number):
+    """A grant opens with the receiving key that it names."""
+    data = seal_grant(OWNER, CARD, grant(number))
+    assert opened(data) == grant(number)
+    assert peek_grant(data) == GrantLabel("device", 7, number)
 
 
 def test_the_seal_key_does_not_open_it():

@@ -16,6 +16,12 @@ KEY = OWNER.member.sign_key
 PLAN = run_plan()
 
 
+def test_later_fields_of_a_plan_are_kept():
+    """A plan of this version is returned with its later fields."""
+    plan = dataclasses.replace(PLAN, later=((7, b"of a later version"),))
+    assert open_plan(sign_document(OWNER, plan), KEY) == plan
+
+
 @pytest.mark.parametrize("version", [WIRE + 1, 65535])
 def test_later_plan_names_who_must_upgrade(version):
     """Also where it has other fields, under another number."""

@@ -73,6 +73,14 @@ def test_nobody_joins_beside_running_program(fleet, device, at_once):
     assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster
 
 
+def test_no_keys_beside_a_running_program(tmp_path, at_once):
+    """No keys are made beside a running program."""
+    (tmp_path / "d").mkdir()
+    with exclusive(tmp_path / "d", wait_s=0, hint="-"), pytest.raises(ConfigError, match="in use by another program"):
+        enrolment.init(tmp_path / "d", "dev-1")
+    assert not (tmp_path / "d" / KEY_FILE).exists()
+
+
 def make(directory, name, begin, told):
     begin.wait(60)
     try:

@@ -20,6 +20,12 @@ def read(roster=ROSTER, signer=OWNER, **changes):
     return open_roster(sign_document(signer, roster), **arguments)
 
 
+def test_the_owners_roster_is_read():
+    assert read() == ROSTER
+    assert read(now_s=200) == ROSTER, "the last second counts"
+    assert read(least_sequence=4) == ROSTER
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -14,6 +14,7 @@ from shoal.membership.statements import (
     open_statement,
     read_claims,
     sign_statement,
+    signers_needed,
 )
 from shoal.protocol.documents import Card
 from shoal.protocol.states import HeldState, StateCertificate, Statement
@@ -50,6 +51,13 @@ def test_enough_devices_certify_every_state():
     assert check(*statements, need=3, held=OTHER) == ("dev-0", "dev-1", "dev-2")
 
 
+def test_too_few_devices_certify_nothing():
+    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 6 of model 0, 2 are needed"):
+        check(signed(IDENTITIES[0]))
+    with pytest.raises(UntrustedError):
+        check()
+
+
 def test_verification_stops_when_enough(monkeypatch):
     """Verification stops at the last signature needed."""
     calls = []
@@ -57,6 +65,13 @@ def test_verification_stops_when_enough(monkeypatch):
     monkeypatch.setattr(module, "open_statement", lambda *a: calls.append(a) or real(*a))
     check(*(signed(identity) for identity in IDENTITIES), need=2)
     assert len(calls) == 2
+
+
+def test_a_device_counts_once(monkeypatch):
+    twice = signed(IDENTITIES[0]), signed(IDENTITIES[0], round=8)
+    with pytest.raises(UntrustedError, match="1 devices"):
+        check(*twice)
+    assert check(*twice, signed(IDENTITIES[1])) == ("dev-0", "dev-1")
 
 
 def test_older_statement_hides_no_later_one():
@@ -152,3 +167,18 @@ def test_statement_opens_to_what_was_signed():
 def test_device_signs_only_its_own_statement():
     with pytest.raises(UsageError, match="can't sign"):
         sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))
+
+
+@pytest.mark.parametrize(
+    ("least", "needed"),
+    [
+        (1, [1, 1, 1, 1, 1, 1, 1]),
+        (2, [2, 2, 2, 2, 2, 2, 2]),
+        (3, [2, 2, 2, 2, 3, 3, 3]),
+        (5, [2, 2, 2, 2, 3, 3, 4]),
+    ],
+)
+def test_majority_certifies_in_a_small_fleet(least, needed):
+    """Of 1 to 7 devices; never fewer than two if a mean takes several."""
+    assert [signers_needed(least, active) for active in range(1, 8)] == needed
+    assert signers_needed(least, 1000) == least

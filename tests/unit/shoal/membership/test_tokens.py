@@ -9,7 +9,7 @@ from crypto.seal.identity import Identity
 from shoal.errors import UntrustedError, WireError
 from shoal.membership import tokens
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
-from shoal.membership.tokens import make_request, open_request, token_id
+from shoal.membership.tokens import make_request, open_request, peek_request, token_id
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card
@@ -125,3 +125,11 @@ def test_other_name_around_it_is_refused():
     renamed = dataclasses.replace(request, member=dataclasses.replace(DEVICE.member, name="dev-2"))
     with pytest.raises(UntrustedError, match="a request of 'dev-1' to 'owner' of fleet 'reef'"):
         open_request(encode(renamed), TOKEN)
+
+
+def test_peek_names_the_sender():
+    """A peek names the sender of a request under any token."""
+    request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234, RECEIVING.public)
+    assert peek_request(request).member == DEVICE.member
+    with pytest.raises(WireError):
+        peek_request(b"noise")

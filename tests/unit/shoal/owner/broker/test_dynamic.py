@@ -72,6 +72,12 @@ def plugin(monkeypatch):
     return made
 
 
+def test_device_gets_a_user_of_its_own(fleet):
+    """A device gets a user with its own password."""
+    (command,) = admit(fleet, ["dev-4"])
+    assert command == {"command": "createClient", "username": "dev-4", "password": fleet.users.password("dev-4")}
+
+
 def test_first_file_has_hashes_only(fleet):
     """The first file has hashes only that match the passwords."""
     made = document(fleet.users, ["owner", "dev-1"])

@@ -89,6 +89,14 @@ def test_each_outcome_has_its_error(question, outcome, error, status):
     assert (caught.value.hint, caught.value.exit_code) == ("do this", status)
 
 
+def test_overtaken_request_is_sent_again(fleet, question):
+    """A request that another console has overtaken may be sent again."""
+    later = Question(fleet, RequestAction.LIST)
+    assert not question.overtaken
+    tell(question, answer(question, Outcome.REPLAYED, accepted=2))
+    assert (question.overtaken, later.overtaken) == (True, False)
+
+
 def test_a_restored_directory_is_named(question):
     tell(question, answer(question, Outcome.REPLAYED, accepted=40))
     assert not question.overtaken

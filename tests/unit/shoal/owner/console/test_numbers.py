@@ -12,6 +12,13 @@ def fleet(tmp_path):
     return FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
 
 
+def test_each_number_is_taken_once(fleet):
+    """Each number is taken once also by another process."""
+    assert RequestNumbers(fleet).last() == 0
+    assert [RequestNumbers(FleetDirectory(fleet.path)).take() for _ in range(3)] == [1, 2, 3]
+    assert (fleet.path / COUNT_FILE).stat().st_mode & 0o777 == 0o600
+
+
 def test_restored_directory_says_so_once(fleet):
     """A restored directory says so once and goes on beyond."""
     numbers = RequestNumbers(fleet)

@@ -126,6 +126,37 @@ def test_old_tokens_are_swept(scene):
         scene.tokens.find(token_id(token.secret))
 
 
+def test_a_revocation_reaches_everybody_else(scene):
+    """Remaining parties get new secrets, in force from the first run that is made with them; the revoked device gets none."""
+    stays, goes = scene.enrol("dev-1"), scene.enrol("dev-2")
+    before = scene.owner.secrets
+    scene.owner.revoke("dev-2")
+    after = scene.owner.secrets
+    for field in ("version_secret", "broadcast_key"):
+        assert getattr(before, field) != getattr(after, field)
+    registrar = scene.sit()
+    registrar.publish_keys()
+    registrar.publish_roster()
+    scene.broker.pump()
+    assert TOPICS.keys("dev-2") not in scene.broker.retained
+    mail = OwnerInbox(scene.server)
+    for topic in (TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")):
+        mail.take(topic, scene.broker.retained[topic], 0.0)
+    assert scene.server.roster.revoked == ("dev-2",)
+    assert scene.server.grant.broadcast_key == before.broadcast_key
+    assert scene.server.next.broadcast_key == after.broadcast_key
+    delivered = scene.broker.retained[TOPICS.keys("dev-1")][52:]
+    assert stays.take_grant(delivered)
+    assert not stays.take_grant(delivered)
+    with pytest.raises(UntrustedError):
+        goes.take_grant(delivered)
+    again = DeviceMembership(stays.directory)
+    assert again.grant.version_secret == before.version_secret
+    again.promote(again.next)
+    assert DeviceMembership(stays.directory).grant.version_secret == after.version_secret
+    assert not again.take_grant(delivered)
+
+
 def newest_grant(scene):
     with scene.owner.changing():
         return scene.owner.grant_for(scene.owner.cards()[1], renewal=True)

@@ -49,6 +49,28 @@ def number(scene):
     return peek_grant(delivered(scene)).receiving
 
 
+def test_sealed_to_the_newest_keys(scene, device):
+    """A delivery is sealed to the newest keys and they are remembered."""
+    assert device.receiving.first == 2
+    assert number(scene) == 1, "the owner knows the card alone"
+    offer(scene, device)
+    assert number(scene) == 2
+    scene.leave(TOPICS.receiving("dev-1"), b"")
+    assert number(scene) == 2
+    assert FleetDirectory(scene.owner.path).receiving.of("dev-1").receiving == device.receiving.public
+
+
+def test_each_delivery_has_its_own_key(scene, device):
+    """Each delivery is sealed to another key."""
+    for _ in range(12):
+        offer(scene, device)
+        scene.owner.rotate()
+        first = device.receiving.first
+        assert device.take_grant(delivered(scene))
+        assert device.receiving.first > first
+    assert scene.complaints == []
+
+
 def test_repeated_notice_locks_nobody_out(scene, device):
     """An old notice that the broker repeats locks nobody out."""
     old = offer(scene, device)
@@ -107,3 +129,9 @@ def test_notices_of_others_are_ignored(scene, device):
     scene.sit().publish_keys()
     assert scene.complaints == []
     assert set(FleetDirectory(scene.owner.path).receiving.devices) == {"dev-1", "dev-2"}
+
+
+def test_a_request_brings_the_first_keys(scene, device):
+    known = scene.owner.receiving.of("dev-1")
+    assert (known.receiving.first, known.number) == (1, 1)
+    assert device.grant.receiving == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from shoal import limits
@@ -12,10 +13,11 @@ from shoal.membership.directory import load_receiving
 from shoal.membership.grants import open_grant
 from shoal.membership.tokens import make_request, token_id
 from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.topics import TopicKind
 from shoal.util.files import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene
 
@@ -69,6 +71,14 @@ def approved(scene):
     return token, held
 
 
+def rosters_of(scene):
+    """Let the aggregator read its retained roster; return the names of the devices in it."""
+    OwnerInbox(scene.server).take(
+        TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
+    )
+    return [d.name for d in scene.server.roster.devices]
+
+
 def test_open_program_sends_revoked_nothing(scene):
     """`devices --watch` in one terminal, `revoke` in another: the device's old request is refused, not answered again."""
     token, held = approved(scene)
@@ -95,6 +105,35 @@ def test_open_program_approves_no_revoked(scene):
         waiting.approve(scene.print_of(), NOW_S)
     scene.broker.pump()
     assert granted(scene, token, None) is None
+
+
+@pytest.mark.parametrize("again", ["devices", "approve"])
+def test_next_command_finishes_an_approval(scene, monkeypatch, again):
+    """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
+    token = scene.token()
+    asking = scene.ask(token)
+    registrar = scene.sit()
+    with monkeypatch.context() as patched:
+        patched.setattr(registrar, "_answer", cut)
+        with pytest.raises(PowerCutError):
+            registrar.approve(scene.print_of(), NOW_S)
+    assert not asking.granted
+    later = scene.sit(fleet=another(scene))
+    if again == "approve":
+        assert later.approve(scene.print_of(), NOW_S).name == "dev-1"
+    scene.broker.pump()
+    assert asking.granted
+    assert rosters_of(scene) == ["dev-1"]
+
+
+def test_approving_twice_publishes_again(scene):
+    """Though the request is gone: the broker may have lost both."""
+    token, held = approved(scene)
+    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
+    scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
+    scene.broker.pump()
+    assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret
+    assert rosters_of(scene) == ["dev-1"]
 
 
 def test_fleet_is_locked_until_published(scene):
@@ -153,6 +192,17 @@ def test_tokens_stay_until_cleared(scene):
         scene.tokens.find(token_id(token.secret))
 
 
+def test_two_programs_forget_the_same_tokens(scene):
+    token = scene.token()
+    late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
+    stores = [TokenStore(another(scene)) for _ in range(2)]
+    found = [store.old(late_s, scene.complaints.append) for store in stores]
+    for store, names in zip(stores, found, strict=True):
+        store.forget(names)
+    assert found == [[token_id(token.secret)]] * 2
+    assert list((scene.owner.path / TOKENS).iterdir()) == []
+
+
 def test_damaged_token_affects_no_other(scene):
     """A request with it is refused with a hint; other devices are admitted."""
     token = scene.token()
@@ -180,6 +230,34 @@ def waiting_for(scene, *names):
 
 def keys_left_for(scene, name):
     return scene.broker.retained[TOPICS.keys(name)][52:]
+
+
+def test_drawing_approval_reaches_everybody(scene):
+    """Newcomer, the other device and the aggregator get the same secrets, drawn once."""
+    stays = scene.enrol("dev-1")
+    scene.owner.take_run()
+    sequence, old = scene.owner.roster.sequence, stays.grant
+    (asking,), registrar = waiting_for(scene, "dev-2")
+    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    assert scene.owner.roster.keys_since == scene.owner.roster.sequence == sequence + 1
+    assert stays.take_grant(keys_left_for(scene, "dev-1"))
+    assert scene.server.take_grant(keys_left_for(scene, "aggregator"))
+    newcomer = DeviceMembership(scene.root / "dev-2")
+    assert newcomer.grant.version_secret == stays.next.version_secret == scene.owner.secrets.version_secret
+    assert newcomer.grant.version_secret != old.version_secret
+    assert scene.server.next.broadcast_key == newcomer.grant.broadcast_key
+    assert not newcomer.take_grant(keys_left_for(scene, "dev-2")), "its grant had them"
+    assert rosters_of(scene) == ["dev-1", "dev-2"]
+
+
+def test_early_approval_keeps_the_keys(scene):
+    """Before the first run an approval leaves the keys as they are."""
+    scene.enrol("dev-1")
+    scene.enrol("dev-2")
+    assert scene.owner.roster.keys_since == 0
+    assert not [topic for topic in scene.broker.retained if topic.startswith(TOPICS.keys("dev"))]
 
 
 def test_several_approvals_share_one_draw(scene):

@@ -8,7 +8,7 @@ from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import ConfigError, IntegrityError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.membership.tokens import token_id
-from shoal.owner.enrolment.tokens import MAX_LIFE_S, TOKENS, TokenStore, seconds
+from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, MAX_LIFE_S, TOKENS, TokenStore, seconds
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token
 
@@ -57,6 +57,12 @@ def test_no_two_tokens_have_one_secret(tokens):
     assert tokens.issue(1, 600, NOW_S)[0].secret != tokens.issue(1, 600, NOW_S)[0].secret
 
 
+def test_token_has_the_enrolment_user(fleet, tokens):
+    """With users at the broker a token has those of enrolment."""
+    fleet.users.make()
+    assert tokens.issue(1, 600, NOW_S)[0].broker == f"mqtts://enrol:{fleet.users.password('enrol')}@broker.example"
+
+
 def test_without_aggregator_no_token(tmp_path):
     """Devices pin the aggregator's fingerprint when they join."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
@@ -64,6 +70,14 @@ def test_without_aggregator_no_token(tmp_path):
         TokenStore(empty).issue(1, 600, NOW_S)[0]
     assert caught.value.hint == "shoal-fleet add-aggregator first"
     assert not (empty.path / TOKENS).exists()
+
+
+@pytest.mark.parametrize("name", ["0" * 16, "", "0" * 15, "A" * 16, "../owner.key", "../tokens/{}", "{}.token"])
+def test_an_unknown_id_is_refused(tokens, name):
+    """The id comes from a topic that strangers choose, and must not lead out of the folder."""
+    token = tokens.issue(1, 600, NOW_S)[0]
+    with pytest.raises(UntrustedError, match="did not issue, or that expired long ago"):
+        tokens.find(name.format(id_of(token)))
 
 
 def test_token_admits_one_device(tokens):
@@ -85,6 +99,15 @@ def test_token_is_found_by_fingerprint(tokens):
     assert tokens.used_by("print-1") == ""
     tokens.use(id_of(first), "print-1")
     assert tokens.used_by("print-1") == id_of(first)
+
+
+def test_tokens_are_old_after_a_week(tokens):
+    """Until then a device that joined with one can still be answered."""
+    short, long = tokens.issue(1, 600, NOW_S)[0], tokens.issue(1, 6_000, NOW_S)[0]
+    end_s = NOW_S + 600 + FORGOTTEN_AFTER_S
+    assert tokens.old(end_s, pytest.fail) == []
+    assert tokens.old(end_s + 1, pytest.fail) == [id_of(short)]
+    assert set(tokens.old(end_s + 10_000, pytest.fail)) == {id_of(short), id_of(long)}
 
 
 def test_forgotten_tokens_are_unknown(tokens):

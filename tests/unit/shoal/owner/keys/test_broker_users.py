@@ -5,6 +5,7 @@ import hashlib
 
 import pytest
 
+from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError
 from shoal.owner.keys.broker_users import SECRET_BYTES, USERS_FILE, USERS_HINT, BrokerUsers
 from shoal.util.files import write_private
@@ -14,6 +15,16 @@ from shoal.util.files import write_private
 def users(tmp_path):
     write_private(tmp_path / USERS_FILE, bytes(range(SECRET_BYTES)))
     return BrokerUsers(tmp_path)
+
+
+def test_before_they_are_made_there_are_none(tmp_path):
+    users = BrokerUsers(tmp_path)
+    assert not users
+    assert users.address(URL, "dev-1") == URL
+    assert not (tmp_path / USERS_FILE).exists()
+
+
+URL = "mqtts://broker.example:8884"
 
 
 def test_secret_is_stored_once(tmp_path):
@@ -45,6 +56,14 @@ def test_each_user_has_a_password_of_its_own(users):
 def test_password_is_same_in_every_version(users):
     """A known answer: another derivation would lock out every party that has joined."""
     assert users.password("dev-1") == "iTtZNtl9GTcooE-S8Jm7xiQZ"
+
+
+def test_address_has_the_new_user(users):
+    """An address has user and password in place of earlier ones."""
+    for url in (URL, "mqtts://old:word@broker.example:8884"):
+        found = BrokerAddress.parse(users.address(url, "dev-1"))
+        assert (found.username, found.password) == ("dev-1", users.password("dev-1"))
+        assert (found.host, found.port, found.tls) == ("broker.example", 8884, True)
 
 
 def test_password_verifies_as_in_mosquitto(users):

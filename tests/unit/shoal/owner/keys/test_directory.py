@@ -13,11 +13,11 @@ import pytest
 
 from crypto.seal.identity import Identity, fingerprint
 from crypto.seal.passphrase import Lock
-from shoal.errors import ConfigError, IntegrityError, UntrustedError, UsageError
+from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card, open_grant
 from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
-from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE
+from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, RUNS, SECRETS_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import AggregatorGrant, DeviceGrant
 from shoal.protocol.recipe import Recipe
@@ -74,6 +74,30 @@ def create(path, start):
     except ConfigError as error:
         print_ = str(error)
     (path.parent / f"said-{os.getpid()}").write_text(print_)
+
+
+def test_reading_writes_nothing(fleet):
+    """So `show` works on a read-only disk; the next change removes the leftovers of a killed program."""
+    leftover = fleet.path / f".{SECRETS_FILE}.4194000.new"
+    leftover.write_bytes(b"half")
+    FleetDirectory(fleet.path)
+    assert leftover.exists()
+    fleet.renew()
+    assert not leftover.exists()
+
+
+def test_number_of_a_run_file_is_taken(fleet):
+    """The file may come from a backup that is newer than the secrets."""
+    (fleet.path / RUNS / "000007.run").write_bytes(b"x")
+    assert sign(fleet)[0].run == 8
+
+
+@pytest.mark.parametrize("name", ["backup.run", "1.run", "000001.run.old", "-00001.run"])
+def test_stray_file_takes_no_number(fleet, name):
+    (fleet.path / RUNS / name).write_bytes(b"x")
+    assert sign(fleet)[0].run == 1
+    fleet.rotate()
+    fleet.revoke("dev-1")
 
 
 @pytest.mark.slow
@@ -168,6 +192,12 @@ def reopened(fleet):
     return FleetDirectory(fleet.path)
 
 
+def test_no_fleet_says_how_to_make_one(tmp_path):
+    with pytest.raises(NotEnrolledError, match="holds no fleet") as caught:
+        FleetDirectory(tmp_path)
+    assert caught.value.hint == "shoal-fleet init DIR --name NAME --broker URL"
+
+
 def test_new_fleet_has_an_empty_roster(tmp_path):
     """A new fleet has an empty roster of a year and secrets of its own."""
     began = int(time.time())
@@ -253,6 +283,17 @@ def test_a_fleet_has_one_aggregator_for_good(fleet):
     with pytest.raises(ConfigError, match="an aggregator can't be called 'owner'"):
         fleet.add_aggregator(newcomer("owner", AGGREGATOR_ROLE))
     assert reopened(fleet).roster.aggregator == named
+
+
+def test_renewing_changes_dates_alone(fleet):
+    """Renewing changes the dates and the sequence alone."""
+    before, secrets = fleet.roster, fleet.secrets
+    fleet.renew()
+    after = reopened(fleet)
+    changed = {"sequence": before.sequence, "issued_at_s": before.issued_at_s, "expires_at_s": before.expires_at_s}
+    assert after.roster.sequence == before.sequence + 1
+    assert dataclasses.replace(after.roster, **changed) == before
+    assert after.secrets == secrets
 
 
 @pytest.mark.parametrize("name", ["aggregator", "harbour"])

@@ -42,6 +42,13 @@ def numbers(fleet):
     return {name: fleet.receiving.of(name).number for name in fleet.roster.active()}
 
 
+def test_before_first_run_nothing_is_drawn(fleet):
+    before = fleet.secrets
+    fleet.add_devices([CARDS["dev-2"], CARDS["dev-3"]])
+    assert fleet.secrets == before
+    assert (fleet.roster.keys_since, numbers(fleet)) == (0, dict.fromkeys(CARDS, 1))
+
+
 def test_admission_draws_every_secret_once(trained):
     before, sequence = trained.secrets, trained.roster.sequence
     trained.add_device(CARDS["dev-2"])
@@ -51,6 +58,17 @@ def test_admission_draws_every_secret_once(trained):
     assert again.secrets.next_run == before.next_run
     assert again.roster.active() == ("dev-1", "dev-2")
     assert numbers(again) == {"dev-1": 2, "dev-2": 1}, "a newcomer's first key is for these secrets"
+
+
+def test_many_devices_share_one_draw(trained):
+    sequence = trained.roster.sequence
+    trained.add_devices([CARDS["dev-2"], CARDS["dev-3"]])
+    assert (trained.roster.sequence, trained.roster.keys_since) == (sequence + 1, sequence + 1)
+    assert numbers(trained) == {"dev-1": 2, "dev-2": 1, "dev-3": 1}
+    after = trained.secrets
+    for name in ("dev-2", "dev-3"):
+        trained.add_device(CARDS[name])
+    assert FleetDirectory(trained.path).secrets == after, "they are listed: only their grants are written"
 
 
 def test_listed_device_gets_secrets_again(trained):
@@ -97,6 +115,18 @@ def test_the_owner_keeps_the_secret_as_drawn(trained):
     trained.take_run()
     again = FleetDirectory(trained.path).version_key
     assert (again.next_run, again.reveal()) == (1, key.reveal())
+
+
+def test_grant_has_the_newest_version_alone(trained, tmp_path):
+    """A newcomer derives the keys that the others derive from it, and no key of an earlier version."""
+    old = trained.version_key
+    card = devices.init(tmp_path / "dev-9", "dev-9").read_bytes()
+    member = devices.join(tmp_path / "dev-9", trained.add_device(card).read_bytes(), trained.fingerprint)
+    owners, own = trained.version_key, member.version_key(trained.roster.keys_since)
+    for key in (owners, own):
+        key.skip_to_run(5)
+    assert own.begin_run(b"run").take().content == owners.begin_run(b"run").take().content
+    assert old.reveal() not in b"".join(p.read_bytes() for p in member.directory.iterdir() if p.is_file())
 
 
 def test_others_grants_have_the_new_secrets(tmp_path, fleet):

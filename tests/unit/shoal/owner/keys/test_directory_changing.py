@@ -59,8 +59,24 @@ def test_ever_changing_fleet_is_left_alone(fleet, monkeypatch):
     fleet.add_device(card)
 
 
+def test_nested_change_needs_no_second_lock(fleet):
+    """A change inside a change needs no second lock."""
+    with fleet.changing():
+        run = fleet.take_run()
+        assert fleet.take_run() == run + 1
+
+
 def cards_of(*names):
     return [device_card(Identity.generate(name)) for name in names]
+
+
+def test_many_devices_take_one_signature(fleet):
+    """Many devices join the roster with one signature."""
+    before = fleet.roster
+    fleet.add_devices(cards_of("dev-a", "dev-b", "dev-c"))
+    assert fleet.roster.sequence == before.sequence + 1
+    assert [d.name for d in fleet.roster.devices[len(before.devices) :]] == ["dev-a", "dev-b", "dev-c"]
+    assert FleetDirectory(fleet.path).roster == fleet.roster
 
 
 @pytest.mark.parametrize("names", [("dev-a", "dev-a"), ("dev-a", "owner"), ("dev-a", "dev-0")])

@@ -49,6 +49,17 @@ def test_a_restored_owner_repeats_no_mask(fleet, tmp_path):
     assert len({tuple(m) for m in one + other}) == 4
 
 
+def test_rotation_renews_everybodys_grant(fleet, tmp_path):
+    old = {p.name: p.read_bytes() for p in (fleet.path / "grants").iterdir()}
+    fleet.rotate()
+    new = {p.name: p.read_bytes() for p in (fleet.path / "grants").iterdir()}
+    assert old.keys() == new.keys()
+    assert all(old[name] != new[name] for name in old)
+    member = enrolment.join(tmp_path / "dev-1", new["dev-1.grant"], fleet.fingerprint)
+    assert member.grant.version_secret == fleet.secrets.version_secret
+    assert member.grant.keys_since == fleet.roster.keys_since
+
+
 def test_run_number_is_taken_before_told(fleet):
     """A crash right after leaves a gap, never a number twice."""
     run = fleet.take_run()

@@ -27,6 +27,13 @@ def numbers(fleet):
     return [version.number for version in fleet.versions]
 
 
+def test_only_the_newest_before_a_run(fleet):
+    """Before the first run only the newest is there."""
+    fleet.rotate()
+    assert numbers(fleet) == [fleet.roster.keys_since]
+    assert not (fleet.path / VERSIONS_FILE).exists()
+
+
 def test_draw_stores_what_it_replaces(fleet):
     """Each draw after a run stores what it replaces."""
     fleet.take_run()

@@ -220,6 +220,20 @@ def test_restored_owners_approval_counts_on(scene, restored):
     assert DeviceMembership(scene.root / "dev-2").roster == restored.roster
 
 
+def test_publishing_signs_nothing_new(scene, restored):
+    """Not for its own roster, nor for an older one on the broker, nor for one that another program has just signed."""
+    open_before = FleetDirectory(scene.owner.path)
+    registrar = scene.sit(fleet=open_before)
+    scene.owner.renew()
+    publish(scene, scene.owner)
+    registrar.look_for_roster()
+    scene.broker.pump()
+    registrar.publish_roster()
+    publish(scene, scene.owner)
+    assert FleetDirectory(scene.owner.path).roster == scene.owner.roster
+    assert scene.complaints == []
+
+
 def test_unsigned_roster_moves_nobody(scene, restored):
     """A stranger at an open broker changes the number in the clear head, which the signature covers."""
     before = scene.owner.roster

@@ -4,7 +4,7 @@ import pytest
 
 from crypto.seal.passphrase import Lock
 from shoal import limits
-from shoal.errors import IntegrityError, UntrustedError
+from shoal.errors import IntegrityError, UntrustedError, WireError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
 from shoal.protocol.documents import ReceivingKeys
@@ -19,6 +19,13 @@ def keys(first, mark=b"k"):
 @pytest.fixture
 def book():
     return ReceivingBook().admitting({"dev-1": keys(1), "dev-2": keys(1)})
+
+
+def test_the_book_comes_back_from_its_bytes(book):
+    book = book.advanced(["dev-2"]).taking({"dev-1": keys(4)})
+    assert ReceivingBook.from_bytes(book.to_bytes()) == book
+    with pytest.raises(WireError):
+        ReceivingBook.from_bytes(b"junk")
 
 
 def test_each_draw_takes_the_next_key(book):

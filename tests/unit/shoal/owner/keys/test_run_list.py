@@ -30,6 +30,10 @@ def add(fleet, plan, *, signer=None, name=""):
     write_private(path.with_name(name) if name else path, encode(package))
 
 
+def test_a_fleet_without_runs_has_none(fleet):
+    assert signed_plans(fleet, pytest.fail) == []
+
+
 def test_runs_are_listed_by_number(fleet):
     """Runs are listed by number and not by file name."""
     for run, name in ((12, "a.run"), (3, "c.run"), (7, "b.run")):

@@ -41,6 +41,16 @@ def opens(lock, text):
     return lock.open("x", Lock(text).close("x", b"plain")) == b"plain"
 
 
+def test_typed_once_to_open_twice_to_make(typed):
+    """A passphrase is typed once to open and twice to make."""
+    prompts = typed("correct horse")
+    assert opens(ask(), b"correct horse")
+    assert len(prompts) == 1
+    prompts = typed("correct horse", "correct horse")
+    assert opens(ask(twice=True), b"correct horse")
+    assert len(prompts) == 2
+
+
 def test_two_entries_that_differ_are_refused(typed):
     typed("correct horse", "correct house")
     with pytest.raises(ConfigError, match="the two passphrases differ"):

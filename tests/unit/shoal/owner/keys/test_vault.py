@@ -19,6 +19,7 @@ from shoal.owner.keys.vault import (
     Change,
     FleetSecrets,
     Vault,
+    is_under_passphrase,
 )
 from shoal.protocol.codec import decode, encode
 from shoal.util.files import write_private
@@ -93,6 +94,33 @@ def test_one_file_does_not_replace_another(tmp_path):
         vault.state()
 
 
+def test_plain_file_is_read_with_one(tmp_path):
+    """The roster is never encrypted."""
+    vault_in(tmp_path)
+    assert Vault(tmp_path, Lock(b"correct horse")).state() == (OLD, b"old roster")
+
+
+def test_owners_key_decides(tmp_path):
+    """Only the owners key decides whether there is a passphrase."""
+    assert not is_under_passphrase(tmp_path)
+    Vault(tmp_path, None).write(OWNER_FILE, b"plain")
+    assert not is_under_passphrase(tmp_path)
+    Vault(tmp_path, Lock(b"correct horse")).write(OWNER_FILE, b"plain")
+    assert is_under_passphrase(tmp_path)
+
+
+def test_change_is_in_force_at_once(vault, tmp_path):
+    """A change is in force at once and its journal remains until the end."""
+    assert not vault.is_changing
+    vault.change(NEW, b"new roster")
+    assert vault.is_changing
+    assert vault.state() == (NEW, b"new roster")
+    vault.end_change()
+    assert not vault.is_changing
+    assert not (tmp_path / "owner" / CHANGE_FILE).exists()
+    assert vault.state() == (NEW, b"new roster")
+
+
 class PowerCutError(BaseException):
     """Ends a change in the middle."""
 
@@ -134,6 +162,13 @@ def test_change_without_journal_is_void(vault, monkeypatch):
         with pytest.raises(PowerCutError):
             vault.change(NEW, b"new roster")
     assert not vault.is_changing
+    assert vault.state() == (OLD, b"old roster")
+
+
+def test_without_a_journal_nothing_to_do(vault):
+    """Without a journal there is nothing to carry out."""
+    assert not vault.carry_out()
+    vault.end_change()
     assert vault.state() == (OLD, b"old roster")
 
 

@@ -29,6 +29,12 @@ def test_oldest_is_removed_beyond_the_limit():
     assert numbers(found) == list(range(4, MOST_VERSIONS + 4))
 
 
+def test_since_removes_older_ones():
+    found = StoredVersions((secrets(3), secrets(5), secrets(8)))
+    assert numbers(found.since(5)) == [5, 8]
+    assert numbers(found.since(9)) == []
+
+
 def test_damaged_bytes_show_no_secrets():
     """Damaged bytes are refused and secrets are not shown."""
     data = StoredVersions((secrets(3),)).to_bytes()

@@ -81,6 +81,23 @@ def test_written_as_onnx_and_by_name(place):
     assert out.stat().st_mode & 0o777 == 0o700
 
 
+def test_the_digests_are_those_of_the_files(place):
+    owner, out = place
+    for entry in write_models(finished(1), owner, out)["models"]:
+        for kind in ("onnx", "state"):
+            data = (out / entry[kind]["file"]).read_bytes()
+            assert (entry[kind]["bytes"], entry[kind]["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_the_same_models_give_the_same_bytes(place):
+    owner, out = place
+    for folder in (out, out.with_name("again")):
+        write_models(finished(0, 1), owner, folder)
+    assert {n: (out / n).read_bytes() for n in names(out)} == {
+        n: (out.with_name("again") / n).read_bytes() for n in names(out)
+    }
+
+
 def test_own_code_has_a_flat_vector(place):
     """Where devices train with code of their own there is no ONNX; the layout is in the list."""
     owner, out = place
@@ -143,6 +160,13 @@ def test_missing_models_are_listed(place):
     document = write_models(finished(0, missing={3: "no device has sealed it"}), owner, out)
     assert not document["complete"]
     assert document["missing"] == [{"model": 3, "reason": "no device has sealed it"}]
+
+
+def test_arrays_of_any_name_are_archived(tmp_path):
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz_bytes({"file": np.float32([1]), "0.weight": np.zeros((2, 3), np.float32), "s": np.float32(4)}))
+    with np.load(path, allow_pickle=False) as found:
+        assert {n: found[n].shape for n in found} == {"file": (1,), "0.weight": (2, 3), "s": ()}
 
 
 @pytest.mark.torch

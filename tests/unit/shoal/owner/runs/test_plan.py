@@ -64,6 +64,15 @@ def test_the_plan_has_the_recipe(fleet):
     assert make_plan(fleet, BUNDLE, chosen).recipe == chosen
 
 
+def test_a_seed_is_used_or_drawn(fleet):
+    """Zero is a seed. The id of the run is drawn in any case."""
+    fixed = [draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, seed=0)) for _ in range(2)]
+    drawn = [draft_plan(fleet, BUNDLE, OPTIONS) for _ in range(4)]
+    assert [plan.seed for plan in fixed] == [0, 0]
+    assert len({plan.seed for plan in drawn}) > 1
+    assert len({plan.run_id for plan in fixed + drawn}) == 6
+
+
 def test_plan_has_fleet_task_and_settings(fleet):
     """A plan has the fleet the task and the sorted settings."""
     settings = {"restarts": "2", "k": "3", "restart_rounds": "1"}
@@ -145,6 +154,15 @@ def round_0(fleet, plan, number=None):
     key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
     key.skip_to_run(number or plan.run)
     return GroupKey("reef", "content", key.begin_run(plan.run_id).take().content)
+
+
+def test_plan_takes_a_run_number_alone(fleet):
+    """A plan names the key version and allocates a run number alone."""
+    fleet.rotate()
+    before = fleet.secrets
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    assert (plan.run, plan.key_version) == (before.next_run, fleet.roster.keys_since)
+    assert FleetDirectory(fleet.path).secrets == dataclasses.replace(before, next_run=plan.run + 1)
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
