@@ -1,10 +1,12 @@
 """The two tables of channels: a row each, whole cells, and a page changed between its marks alone."""
 
+import dataclasses
+
 import pytest
 
 from docs import channel_tables
 from shoal.protocol import channels
-from shoal.protocol.channels import CHANNELS
+from shoal.protocol.channels import CHANNELS, EVERYONE, Party
 
 
 def tables():
@@ -47,6 +49,26 @@ def test_clearing_receiver_is_named():
     clearing = [c.name for c in CHANNELS if "which clears it" in row(travel, c)["receivers"]]
     assert clearing == [c.name for c in CHANNELS if c.cleared_by]
     assert clearing
+
+
+def test_second_table_says_what_it_has():
+    """The second table says what a channel contains."""
+    _, content = tables()
+    found = row(content, channels.KEYS)
+    assert (found["message"], found["envelope"]) == ("GrantFile", "member")
+    assert found["purpose"] == "`grant/{role}/{keys_since}/{receiving}`"
+    assert found["recipient"] == "aggregator or worker or device"
+    assert found["largest size"] == f"{channels.KEYS.largest:,}", "a number, as there is no formula"
+    assert row(content, channels.ROSTER)["recipient"] == f"`{EVERYONE}`"
+    assert row(content, channels.ROSTER)["largest size"] == channels.ROSTER.formula
+
+
+def test_the_tables_follow_the_channels(monkeypatch):
+    changed = dataclasses.replace(channels.ROSTER, name="news", receivers=(Party.NEWCOMER, Party.OWNER), retained=False)
+    monkeypatch.setattr(channel_tables, "CHANNELS", (changed,))
+    travel, content = tables()
+    assert len(travel) == len(content) == 3
+    assert (travel[2][0], travel[2][3], travel[2][6]) == ("news", "no", "new device, owner")
 
 
 @pytest.mark.parametrize("old", ["", "old tables\n| a | b |\n"])

@@ -13,6 +13,7 @@ from shoal.errors import WireError
 from shoal.protocol import channels, sizes
 from shoal.protocol.channels import CHANNELS, EVERYONE, Party, Seal, channel_at, read_by, written_by
 from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.messages import Sealed
 from shoal.protocol.requests import RequestAction
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
@@ -43,6 +44,14 @@ def test_all_of_a_topic_travels_alike():
         assert len({(c.sender, c.receivers, c.retained) for c in rows}) == 1
     assert (channels.CHECKPOINT.sender, channels.CHECKPOINT.retained) == (channels.MEAN.sender, channels.MEAN.retained)
     assert channels.CHECKPOINT.receivers == (Party.OWNER, *channels.MEAN.receivers)
+
+
+def test_head_names_purpose_and_both_ends():
+    assert channels.CONTROL.head("reef", "aggregator", "dev-1") == Sealed("reef", "control", "aggregator", "dev-1")
+    assert channels.ROSTER.head("reef", "aggregator").recipient == EVERYONE
+    parts = {"role": "device", "keys_since": 7, "receiving": 2}
+    assert channels.GRANT.head("reef", "owner", "dev-1", **parts).purpose == "grant/device/7/2"
+    assert [c.stem for c in (channels.GRANT, channels.OWNER_ROSTER, channels.RUN)] == ["grant", "roster", "run"]
 
 
 def test_limit_is_within_the_channels():

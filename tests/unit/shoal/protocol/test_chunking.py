@@ -35,6 +35,31 @@ def test_the_header_is_these_52_bytes() -> None:
     assert transfer_id(PAYLOAD) == name
 
 
+def test_a_chunk_is_read_back() -> None:
+    header, body = parse(chunks(kind=ChunkKind.MEAN)[2])
+    assert (header.kind, header.round, header.index, header.total) == (ChunkKind.MEAN, 7, 2, 3)
+    assert (header.offset, header.size, header.chunk_bytes) == (2048, 2560, 1024)
+    assert body == PAYLOAD[2048:]
+
+
+def test_payload_that_fits_is_one_chunk() -> None:
+    """A payload that fits is one chunk and a packet is never too large."""
+    assert len(split(b"x", kind=ChunkKind.ROUND, round=0)) == 1
+    assert len(split(bytes(limits.CHUNK_BYTES), kind=ChunkKind.UPLOAD, round=0)) == 1
+    assert len(split(bytes(limits.CHUNK_BYTES + 1), kind=ChunkKind.UPLOAD, round=0)) == 2
+    largest = split(bytes(MAX_CHUNK_BYTES + 1), kind=ChunkKind.UPLOAD, round=0, chunk_bytes=MAX_CHUNK_BYTES)
+    assert max(map(len, largest)) <= limits.MAX_PACKET_BYTES
+
+
+def test_missing_chunks_are_made_on_request() -> None:
+    """Only the missing chunks are made on request."""
+    everything = chunks()
+    assert split(PAYLOAD, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL, indices=(2, 0)) == [
+        everything[2],
+        everything[0],
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

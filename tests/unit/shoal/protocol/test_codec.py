@@ -101,6 +101,23 @@ def test_every_truncation_is_refused(length):
         decode(SAMPLE_BYTES[:length], Everything)
 
 
+@pytest.mark.parametrize(("length", "wanted"), [(3, 4), (4, 1), (5, 1), (7, 2), (10, 4)])
+def test_early_end_names_the_field(length, wanted):
+    """Consecutive fields of a fixed size are read in one piece, and the error is still that of one field."""
+    with pytest.raises(WireError, match=f"ends early: {wanted} bytes wanted at .* of {length}$"):
+        decode(SAMPLE_BYTES[:length], Everything)
+
+
+def test_another_message_is_not_taken():
+    """Another message is not taken for this one."""
+    with pytest.raises(WireError, match="kind 200 where Everything"):
+        decode(encode(Point(1, 2)), Everything)
+    with pytest.raises(WireError, match="wrong magic"):
+        decode(b"SHM2" + SAMPLE_BYTES[4:], Everything)
+    with pytest.raises(WireError, match="kind 199"):
+        decode(b"SHM1" + bytes([199]), Everything)
+
+
 def swap(at, new):
     return SAMPLE_BYTES[:at] + new + SAMPLE_BYTES[at + len(new) :]
 
@@ -135,6 +152,12 @@ def test_offsets_above_are_right():
     assert SAMPLE_BYTES[AT["blob"] : AT["blob"] + 4] == b"\x03\x00\x00\x00"
     assert SAMPLE_BYTES[AT["array"] : AT["array"] + 4] == b"\x02\x00\x00\x00"
     assert SAMPLE_BYTES[AT["optional"]] == 0
+
+
+def test_own_rules_hold_for_what_arrives():
+    """A messages own rules hold for what arrives."""
+    with pytest.raises(WireError, match="thirteen"):
+        decode(swap(5, b"\x0d"), Everything)
 
 
 def altered(**fields):

@@ -98,6 +98,11 @@ def test_invalid_values_are_refused(make):
         make()
 
 
+def test_a_member_comes_back_as_one():
+    found = decode(encode(ORDER), Assignment)
+    assert (type(found.phase), type(found.share)) == (Phase, Share)
+
+
 @pytest.mark.parametrize(
     ("message", "at"),
     [

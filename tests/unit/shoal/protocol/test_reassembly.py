@@ -45,6 +45,24 @@ def test_large_transfer_is_mapped_lazily() -> None:
     assert found[-1].payload.readonly
 
 
+def test_single_chunk_is_not_copied() -> None:
+    """A single chunk is complete at once and not copied."""
+    chunk = split(b"small", kind=ChunkKind.STATE, round=0)[0]
+    transfer = Reassembler().add("a", chunk, 0.0)
+    assert transfer is not None
+    assert transfer.payload == b"small"
+    assert transfer.payload.obj is chunk
+
+
+def test_a_duplicate_is_ignored_and_counted() -> None:
+    one = Reassembler()
+    first, second, third = chunks()
+    for chunk in (first, first, second, first):
+        assert one.add("a", chunk, 0.0) is None
+    assert one.refused["duplicate"] == 2
+    assert one.add("a", third, 0.0) is not None
+
+
 def test_sources_and_rounds_do_not_mix() -> None:
     one = Reassembler()
     first, second, third = chunks()
@@ -94,6 +112,29 @@ def test_malformed_and_oversized_are_counted() -> None:
         one.add("a", chunks()[0], 0.0)
     assert dict(one.refused) == {"malformed": 1, "oversized": 1}
     assert len(one) == 0
+
+
+def test_fifth_transfer_displaces_the_oldest() -> None:
+    """A fifth transfer of a source displaces its oldest."""
+    one = Reassembler(max_per_source=4)
+    for number in range(5):
+        one.add("a", chunks(bytes([number]) * 2560)[0], float(number))
+    assert len(one) == 4
+    assert one.refused["displaced"] == 1
+    gone = chunks(bytes([0]) * 2560)
+    one.drop("a")
+    assert one.add("a", gone[1], 9.0) is None
+
+
+def test_oldest_last_chunk_is_displaced() -> None:
+    """The transfer that began first stays if it still receives chunks."""
+    one = Reassembler(max_per_source=2)
+    first, second, third = chunks()
+    one.add("a", first, 0.0)
+    one.add("a", chunks(bytes(2560))[0], 1.0)
+    one.add("a", second, 2.0)
+    one.add("a", chunks(bytes([1]) * 2560)[0], 3.0)
+    assert one.add("a", third, 4.0) is not None
 
 
 @pytest.mark.slow
@@ -184,6 +225,18 @@ def test_duplicates_do_not_hide_a_stall() -> None:
     assert report.missing == (0, 2)
 
 
+def test_no_report_while_others_receive() -> None:
+    """On a slow link the chunks of a fleet arrive one by one."""
+    one = Reassembler()
+    one.add("a", chunks()[0], 0.0)
+    others = chunks(bytes(SMALL * 100))
+    for second in range(31):
+        assert one.stalled(second, 2.0) == ([] if second < 30 else [Stalled("a", transfer_id(PAYLOAD), 1, 7, (1, 2))])
+        one.add("b", others[second], float(second))
+    assert one.stalled(31.9, 2.0) == []
+    assert [s.source for s in one.stalled(32.0, 2.0)] == ["a", "b"]
+
+
 def test_missing_chunks_are_named() -> None:
     """The missing chunks of one upload are named."""
     one = Reassembler()
@@ -228,3 +281,17 @@ def test_trickling_transfer_is_dropped() -> None:
     assert one.expire(10.0) == [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (2,))]
     assert len(one) == one.held_bytes == 0
     assert one.refused["expired"] == 1
+
+
+def test_drop_forgets_one_or_all() -> None:
+    """Drop forgets one transfer or all of a source."""
+    one = Reassembler()
+    other = bytes(2560)
+    one.add("a", chunks()[0], 0.0)
+    one.add("a", chunks(other)[0], 0.0)
+    one.add("b", chunks()[0], 0.0)
+    assert one.drop("a", transfer_id(other)) == 1
+    assert one.drop("a") == 1
+    assert one.drop("a") == one.drop("unknown") == 0
+    assert len(one) == 1
+    assert SMALL < one.held_bytes <= cost_bytes(SMALL)

@@ -10,6 +10,12 @@ from shoal.protocol.requests import LATEST_RECORDS, OF_ONE_RUN, OwnerRequest, Re
 from tests.helpers.owner_requests import request_of
 
 
+@pytest.mark.parametrize("action", RequestAction)
+def test_each_action_survives_the_wire(action):
+    request = request_of(action, run=3 if action in OF_ONE_RUN else 0, records=5 if action is RequestAction.LOGS else 0)
+    assert decode(encode(request), OwnerRequest) == request
+
+
 @pytest.mark.parametrize(
     ("action", "changes"),
     [

@@ -1,6 +1,7 @@
 """Borders of parts."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
@@ -12,6 +13,18 @@ from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.shards import borders, digest_over, mean_part_number, part_bytes, part_of
 from shoal.protocol.states import checkpoint_number, mean_number
 from tests.helpers.plans import altered, run_plan
+
+
+@pytest.mark.parametrize("length", [48, 100, 7850, 159_010])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_parts_cover_a_vector(length, workers):
+    """The parts cover a vector at fixed places."""
+    cuts = borders(length, workers)
+    assert (cuts[0][0], cuts[-1][1]) == (0, length)
+    assert all(a < b for a, b in cuts)
+    assert all(a[1] == b[0] and a[1] % limits.PART_BLOCK == 0 for a, b in pairwise(cuts))
+    if length > 1000:
+        assert max(b - a for a, b in cuts) <= (1 / workers + 0.05) * length
 
 
 def test_a_part_of_a_segment():

@@ -7,17 +7,31 @@ import pytest
 from crypto.seal.identity import Identity, sign_document
 from crypto.seal.receiving import ReceivingSecrets
 from shoal import limits
+from shoal.errors import WireError
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import MAX_LATER_BYTES, encode
-from shoal.protocol.documents import Member, ReceivingNotice, Roster
-from shoal.protocol.messages import Sealed
-from shoal.protocol.states import HeldState, Statement
+from shoal.protocol.documents import Member, ReceivingNotice, Roster, SegmentSpec
+from shoal.protocol.messages import Control, Decline, DeclineReason, Presence, Reminder, Sealed, Upload, Vitals
+from shoal.protocol.states import HeldState, Statement, TranscriptHead
 from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.plans import run_plan
 
 LONGEST = "n" * limits.MAX_NAME_CHARS
 ENVELOPE_BYTES = 8 + 32 + 16 + 4 + 64
+
+
+VITALS = Vitals(
+    uptime_s=1,
+    disk_free_bytes=1,
+    memory_bytes=1,
+    memory_free_bytes=1,
+    load=1.0,
+    cores=1,
+    temperature_c=1.0,
+    battery_percent=1,
+    charging=True,
+)
 
 
 def longest(number):
@@ -30,12 +44,54 @@ def sealed_bytes(message, purpose):
     return ENVELOPE_BYTES + len(encode(Sealed(LONGEST, purpose, LONGEST, LONGEST))) + len(encode(message))
 
 
+@pytest.mark.parametrize(
+    ("purpose", "message"),
+    [
+        ("decline", Decline(LONGEST, LONGEST, bytes(16), bytes(16), int(DeclineReason.DATA))),
+        (
+            "reminder",
+            Reminder(
+                fleet=LONGEST,
+                device=LONGEST,
+                run_id=bytes(16),
+                round=1,
+                transfer=bytes(16),
+                digest=bytes(32),
+                size=1,
+                chunk_bytes=1024,
+                turn=1,
+            ),
+        ),
+        (
+            "presence",
+            Presence(LONGEST, LONGEST, 1, True, "v" * 64, 1, TranscriptHead(bytes(16), 1, bytes(32)), 1, VITALS),
+        ),
+    ],
+)
+def test_the_longest_note_fits(purpose, message):
+    assert sealed_bytes(message, purpose) <= limits.MAX_NOTE_BYTES
+
+
 def test_longest_notice_fits():
     """The longest notice of receiving keys fits."""
     notice = ReceivingNotice(LONGEST, LONGEST, ReceivingSecrets.generate().public)
     notice = dataclasses.replace(notice, later=((1, bytes(MAX_LATER_BYTES - 4)),))
     signed = sign_document(Identity.generate(LONGEST), notice)
     assert len(signed) <= channels.RECEIVING.largest == limits.MAX_NOTE_BYTES
+
+
+def test_the_longest_answer_fits():
+    control = Control(
+        fleet=LONGEST,
+        device=LONGEST,
+        action=2,
+        run=1,
+        round=1,
+        transfer=bytes(16),
+        missing=tuple(range(1024)),
+        reason="r" * 4096,
+    )
+    assert sealed_bytes(control, "control") <= limits.MAX_CONTROL_BYTES
 
 
 def test_full_roster_of_longest_names_fits():
@@ -61,6 +117,13 @@ def test_full_roster_of_longest_names_fits():
     assert size <= sizes.roster_bytes(1000)
     whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * (sizes.MEMBER_BYTES + sizes.NAME_BYTES)
     assert sizes.roster_bytes(limits.MAX_DEVICES) == whole < limits.MAX_GRANT_BYTES
+
+
+def test_names_are_what_the_bounds_count():
+    with pytest.raises(WireError):
+        Member("n" * (limits.MAX_NAME_CHARS + 1), bytes(32), bytes(32))
+    with pytest.raises(WireError):
+        Member("ä", bytes(32), bytes(32))
 
 
 ALGORITHMS = [("fedavg", {}), ("ifca", {"settings": {"k": "2"}}), ("cfl", {})]
@@ -96,6 +159,14 @@ def test_what_run_sends_is_within_the_bounds(tmp_path, algorithm, options):
     assert largest[ChunkKind.UPLOAD] <= sizes.upload_bytes(plan, attached=plan.max_models * checkpoint)
 
 
+def test_upload_grows_with_the_model():
+    """An upload grows with the model and what is attached."""
+    plan = run_plan()
+    assert sizes.upload_bytes(plan, attached=7) - sizes.upload_bytes(plan) == 7
+    longer = run_plan(segments=(SegmentSpec("cluster", plan.length + 10),))
+    assert sizes.upload_bytes(longer) - sizes.upload_bytes(plan) == 40
+
+
 def test_upload_has_room_for_its_statement():
     """An upload has room for a statement about two states of each model."""
     identity = Identity.generate(LONGEST)
@@ -104,3 +175,28 @@ def test_upload_has_room_for_its_statement():
     signed = sign_document(identity, Statement(LONGEST, bytes(16), 1, LONGEST, states))
     room = sizes.upload_bytes(plan) - limits.SEALED_HEAD_BYTES - 4 * plan.length - 8 * plan.max_models
     assert len(signed) <= room <= len(signed) + 1024
+
+
+def test_longest_header_of_an_upload_fits():
+    """All but the vector, the margins and the statement, which the bound counts for themselves."""
+    header = Upload(
+        fleet=LONGEST,
+        run=1,
+        run_id=bytes(16),
+        round=1,
+        phase=1,
+        nonce=bytes(16),
+        device=LONGEST,
+        recipient=bytes(32),
+        task_digest=bytes(32),
+        mode=LONGEST,
+        key_id=bytes(16),
+        model=1,
+        samples=1,
+        loss=1.0,
+        margins=(),
+        correct=1,
+        tested=1,
+        length=1,
+    )
+    assert sealed_bytes(header, "upload") <= limits.SEALED_HEAD_BYTES

@@ -14,6 +14,7 @@ from shoal.protocol.states import (
     MeanRef,
     RetainedStep,
     RoundModels,
+    StateCertificate,
     StateId,
     Statement,
     StateRecipe,
@@ -24,6 +25,21 @@ from shoal.protocol.states import (
 from tests.helpers.model_states import FLEET, RUN_ID, recipe, step
 
 DIGEST = bytes(32)
+
+
+def test_messages_come_back_as_they_were():
+    trial = step(7, recipe(1, 7, (0, 6), mean=1.0), recipe(2, 7, (0, 6, 0.5), (1, 3, -0.5)), also_open=[(0, 6)])
+    assert decode(encode(trial), Step) == trial
+    statement = Statement(FLEET, RUN_ID, 7, "dev-1", (HeldState(0, 6, DIGEST), HeldState(1, 7, DIGEST)))
+    assert decode(encode(statement), Statement) == statement
+    certificate = StateCertificate((b"one", b"two"))
+    assert read_certificate(encode(certificate)) == certificate
+
+
+def test_names_of_states():
+    assert recipe(1, 7, (0, 6)).state == StateId(1, 7)
+    assert recipe(1, 7, (0, 6)).terms[0].state == StateId(0, 6) == HeldState(0, 6, DIGEST).state
+    assert sorted([StateId(1, 2), StateId(0, 9), StateId(1, 1)]) == [StateId(0, 9), StateId(1, 1), StateId(1, 2)]
 
 
 @pytest.mark.parametrize("weight", [2e6, -2e6, 1e-13, 1e-300])

@@ -3,9 +3,55 @@
 import pytest
 
 from shoal.errors import ConfigError, WireError
-from shoal.protocol.topics import MAX_CHUNK_INDEX, TopicKind, Topics, chunk_topic, matches, parse
+from shoal.protocol.topics import MAX_CHUNK_INDEX, ParsedTopic, TopicKind, Topics, chunk_topic, matches, parse
 
 TOPICS = Topics("farm-7")
+
+
+@pytest.mark.parametrize(
+    ("topic", "text", "parsed"),
+    [
+        (TOPICS.round, "shoal/v1/farm-7/s/round", ParsedTopic(TopicKind.ROUND, "farm-7")),
+        (TOPICS.plan, "shoal/v1/farm-7/s/plan", ParsedTopic(TopicKind.PLAN, "farm-7")),
+        (TOPICS.roster, "shoal/v1/farm-7/s/roster", ParsedTopic(TopicKind.ROSTER, "farm-7")),
+        (chunk_topic(TOPICS.plan, 0), "shoal/v1/farm-7/s/plan/0", ParsedTopic(TopicKind.PLAN, "farm-7", index=0)),
+        (TOPICS.roster_change, "shoal/v1/farm-7/s/roster-change", ParsedTopic(TopicKind.ROSTER_CHANGE, "farm-7")),
+        (
+            chunk_topic(TOPICS.roster, 12),
+            "shoal/v1/farm-7/s/roster/12",
+            ParsedTopic(TopicKind.ROSTER, "farm-7", index=12),
+        ),
+        (chunk_topic(TOPICS.round, 1), "shoal/v1/farm-7/s/round/1", ParsedTopic(TopicKind.ROUND, "farm-7", index=1)),
+        (TOPICS.model("4f2a"), "shoal/v1/farm-7/s/model/4f2a", ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a")),
+        (
+            chunk_topic(TOPICS.model("4f2a"), MAX_CHUNK_INDEX),
+            f"shoal/v1/farm-7/s/model/4f2a/{MAX_CHUNK_INDEX}",
+            ParsedTopic(TopicKind.MODEL, "farm-7", label="4f2a", index=MAX_CHUNK_INDEX),
+        ),
+        (TOPICS.keys("pi-1"), "shoal/v1/farm-7/s/keys/pi-1", ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1")),
+        (TOPICS.up("pi-1"), "shoal/v1/farm-7/d/pi-1/up", ParsedTopic(TopicKind.UP, "farm-7", device="pi-1")),
+        (TOPICS.ctl("pi-1"), "shoal/v1/farm-7/d/pi-1/ctl", ParsedTopic(TopicKind.CTL, "farm-7", device="pi-1")),
+        (TOPICS.state("pi-1"), "shoal/v1/farm-7/d/pi-1/state", ParsedTopic(TopicKind.STATE, "farm-7", device="pi-1")),
+        (TOPICS.enrol("9c"), "shoal/v1/farm-7/e/9c", ParsedTopic(TopicKind.ENROL, "farm-7", label="9c")),
+        (TOPICS.grant("9c"), "shoal/v1/farm-7/e/9c/grant", ParsedTopic(TopicKind.GRANT, "farm-7", label="9c")),
+        (
+            chunk_topic(TOPICS.grant("9c"), 2),
+            "shoal/v1/farm-7/e/9c/grant/2",
+            ParsedTopic(TopicKind.GRANT, "farm-7", label="9c", index=2),
+        ),
+        (
+            chunk_topic(TOPICS.keys("pi-1"), 1),
+            "shoal/v1/farm-7/s/keys/pi-1/1",
+            ParsedTopic(TopicKind.KEYS, "farm-7", device="pi-1", index=1),
+        ),
+        (TOPICS.at(TopicKind.OWNER_ROSTER), "shoal/v1/farm-7/o/roster", ParsedTopic(TopicKind.OWNER_ROSTER, "farm-7")),
+    ],
+)
+def test_every_topic_has_its_text(topic: str, text: str, parsed: ParsedTopic) -> None:
+    """Every topic has its documented text and is read back."""
+    assert topic == text
+    assert parse(topic) == parsed
+    assert topic.count("/") <= 6
 
 
 @pytest.mark.parametrize(

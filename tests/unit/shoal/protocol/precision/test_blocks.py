@@ -7,6 +7,19 @@ import numpy as np
 from shoal.protocol.precision import blocks
 
 
+def test_each_block_has_its_own_scale():
+    """A coordinate is off by less than the scale of its block, however large other blocks are."""
+    vector = np.concatenate([np.full(256, 1000.0), np.linspace(-1e-3, 1e-3, 256)]).astype(np.float32)
+    found = blocks.decode(memoryview(blocks.encode(vector, b"s")), 512)
+    assert np.abs(found - vector)[256:].max() <= 1e-3 / 127 * 1.001
+
+
+def test_largest_of_a_block_are_exact():
+    """The largest coordinates of a block are exact multiples."""
+    vector = np.array([127.0, -127.0, 63.0, 0.0], np.float32)
+    assert blocks.decode(memoryview(blocks.encode(vector, b"s")), 4).tolist() == [127, -127, 63, 0]
+
+
 def test_rounding_is_random_and_unbiased():
     vector = np.full(20_001, 0.25, np.float32)
     vector[0::256] = 127

@@ -59,9 +59,24 @@ def test_figures_of_error(precision, error, cosine):
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
+def test_a_vector_of_zeros_stays_one(precision):
+    zero = np.zeros(300, np.float32)
+    assert not decode(encode(zero, precision, b"x"), 300, precision).any()
+
+
+@pytest.mark.parametrize("precision", limits.PRECISIONS)
 def test_an_empty_vector(precision):
     empty = np.empty(0, np.float32)
     assert decode(encode(empty, precision, b""), 0, precision).shape == (0,)
+
+
+def test_tiny_vectors_become_zeros():
+    """Tiny vectors become zeros and no denormal numbers."""
+    tiny = np.full(300, 1e-40, np.float32)
+    assert not decode(encode(tiny, "int8", b"x"), 300, "int8").any()
+    small = normal(3000, scale=2.0**-80)
+    found = np.abs(decode(encode(small, "int8", b"x"), 3000, "int8"))
+    assert found[found > 0].min() >= np.finfo(np.float32).tiny
 
 
 def test_float16_clips_to_its_largest_number():
@@ -115,6 +130,13 @@ def test_hostile_scales_are_refused(scale):
     data[:4] = np.array([scale], "<f4").tobytes()
     with pytest.raises(WireError, match="scale out of range"):
         decode(bytes(data), 300, "int8")
+
+
+def test_largest_scale_stays_finite():
+    """The largest scale gives finite coordinates."""
+    data = bytearray(b"\x7f" * encoded_bytes(300, "int8"))
+    data[:8] = np.full(2, 2.0**100, "<f4").tobytes()
+    assert np.isfinite(decode(bytes(data), 300, "int8")).all()
 
 
 @pytest.mark.parametrize(("precision", "pattern"), [("float32", b"\0\0\x80\x7f"), ("float16", b"\0\x7c")])

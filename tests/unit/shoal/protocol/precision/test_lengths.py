@@ -6,12 +6,17 @@ import pytest
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.precision.lengths import encoded_bytes, norm_room
+from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes, norm_room
 
 
 def test_sizes_of_a_small_network():
     sizes = {precision: encoded_bytes(159_010, precision) for precision in limits.PRECISIONS}
     assert sizes == {"float32": 636_040, "float16": 318_020, "int8": 161_498}
+
+
+def test_shorter_precisions_need_more_room():
+    assert [p for p in limits.PRECISIONS if norm_room(p) > 1] == list(limits.PRECISIONS[1:])
+    assert set(FEEDBACK) < set(limits.PRECISIONS)
 
 
 @pytest.mark.parametrize("call", [norm_room, lambda name: encoded_bytes(1, name)])
