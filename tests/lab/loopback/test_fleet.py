@@ -67,6 +67,13 @@ def test_late_end_says_so(tmp_path):
             fleet.run_until(lambda: False, 1)
 
 
+def test_condition_that_holds_takes_no_step(tmp_path):
+    with make_fleet(tmp_path) as fleet:
+        fleet.run_until(lambda: True, 0)
+        assert fleet.now_s == 0
+        assert fleet.records() == []
+
+
 def test_no_program_starts_or_dies_twice(tmp_path):
     """No program is started or killed twice."""
     with make_fleet(tmp_path) as fleet:
@@ -113,3 +120,13 @@ def test_unfit_samples_are_the_devices_own(tmp_path):
         records = fleet.run(600)
         assert records[-1]["final"]
         assert [(r["missing"], set(r["declined"])) for r in records] == [(["dev-02"], {"dev-02"})] * 4
+
+
+def test_closing_twice_is_harmless(tmp_path):
+    """Closing twice is harmless and keeps the directories."""
+    with make_fleet(tmp_path) as fleet:
+        fleet.run(600)
+        records = fleet.records()
+        fleet.close()
+    assert fleet.devices == {}
+    assert fleet.records() == records != []

@@ -1,7 +1,7 @@
 """The loopback broker keeps MQTT's rules on virtual time, and its faults are reproducible."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.faults import Hop, Passage
 from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from shoal import limits
@@ -29,6 +29,18 @@ class Peer:
         return found
 
 
+def test_nothing_moves_before_pump() -> None:
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t/+"), Peer(broker, "w")
+    writer.transport.publish("t/1", b"x")
+    assert reader.messages() == []
+    assert writer.transport.pending() == 1
+    broker.pump()
+    assert reader.messages() == [Message("t/1", b"x")]
+    assert writer.transport.pending() == 0
+    assert writer.transport.bytes_sent == reader.transport.bytes_received == 1
+
+
 def test_retained_reach_late_subscribers() -> None:
     """Retained messages reach late subscribers and can be cleared."""
     broker = LoopbackBroker()
@@ -41,6 +53,20 @@ def test_retained_reach_late_subscribers() -> None:
     broker.pump()
     assert Peer(broker, "s", "keep").messages() == []
     assert broker.retained == {}
+
+
+def test_overlapping_filters_deliver_once() -> None:
+    """Overlapping filters deliver once and unsubscribe works."""
+    broker = LoopbackBroker()
+    reader = Peer(broker, "r", "t/#", "t/+")
+    reader.transport.publish("t/1", b"x")
+    broker.pump()
+    assert len(reader.messages()) == 1
+    reader.transport.unsubscribe("t/#")
+    reader.transport.unsubscribe("t/+")
+    reader.transport.publish("t/1", b"x")
+    broker.pump()
+    assert reader.messages() == []
 
 
 def test_lost_connection_publishes_the_will() -> None:
@@ -71,6 +97,17 @@ def test_session_keeps_what_came_meanwhile() -> None:
     broker.reconnect("r")
     broker.pump()
     assert reader.events == [Connected(session_present=True), Message("t", b"1")]
+
+
+def test_without_offline_queues_it_is_lost() -> None:
+    broker = LoopbackBroker(queue_offline=False)
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    broker.disconnect("r")
+    writer.transport.publish("t", b"1")
+    broker.pump()
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == []
 
 
 def test_qos_0_passes_by_an_absent_client() -> None:
@@ -106,6 +143,35 @@ def test_qos_0_is_lost_with_the_connection(loss: str) -> None:
     expected = [b"once", b"assured"] if loss == "goodbye" else [b"assured"]
     assert [message.payload for message in reader.messages()] == expected
     assert writer.transport.pending() == 0
+
+
+def test_publishes_wait_for_their_client() -> None:
+    """Publishes of a disconnected client wait for it."""
+    broker = LoopbackBroker()
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    broker.disconnect("w")
+    writer.transport.publish("t", b"1")
+    broker.advance(60.0)
+    assert writer.transport.pending() == 1
+    assert reader.messages() == []
+    broker.reconnect("w")
+    broker.pump()
+    assert reader.messages() == [Message("t", b"1")]
+    assert writer.transport.pending() == 0
+
+
+def test_retained_again_for_a_new_process() -> None:
+    """Retained messages are sent again to a new process but not after a reconnection."""
+    broker = LoopbackBroker()
+    Peer(broker, "w").transport.publish("keep", b"x", retain=True)
+    reader = Peer(broker, "r", "keep")
+    reader.messages()
+    broker.disconnect("r")
+    broker.reconnect("r")
+    broker.pump()
+    assert reader.messages() == []
+    reader.transport.close()
+    assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
 
 
 def test_changed_subscriptions_hold() -> None:
@@ -209,6 +275,26 @@ def test_answers_happen_at_their_own_time() -> None:
     assert times == [1.0, 2.0, 3.0]
 
 
+def test_dropped_counts_as_acknowledged() -> None:
+    """As with a real broker, an acknowledgement is no delivery."""
+    broker = LoopbackBroker(RuledFaults([FaultRule("t", hop=Hop.UP, drop=1.0)], seed=1))
+    reader, writer = Peer(broker, "r", "#"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    writer.transport.publish("u", b"y")
+    broker.pump()
+    assert reader.messages() == [Message("u", b"y")]
+    assert writer.transport.pending() == 0
+
+
+def test_a_rule_hits_only_its_client() -> None:
+    broker = LoopbackBroker(RuledFaults([FaultRule(client="deaf", hop=Hop.DOWN, drop=1.0)], seed=1))
+    deaf, fine = Peer(broker, "deaf", "t"), Peer(broker, "fine", "t")
+    fine.transport.publish("t", b"x")
+    broker.pump()
+    assert deaf.messages() == []
+    assert fine.messages() == [Message("t", b"x")]
+
+
 def test_duplicates_repeat_with_the_seed() -> None:
     """Duplicates and reordering happen and repeat with the seed."""
 
@@ -227,6 +313,29 @@ def test_duplicates_repeat_with_the_seed() -> None:
     assert first != sorted(first)
     assert 160 <= len(set(first)) < 200
     assert len(first) > len(set(first))
+
+
+def test_faults_may_be_any_callable() -> None:
+    seen: list[Passage] = []
+
+    def faults(passage: Passage) -> tuple[float, ...]:
+        seen.append(passage)
+        return (0.0, 0.0)
+
+    broker = LoopbackBroker(faults)
+    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
+    writer.transport.publish("t", b"x")
+    broker.pump()
+    assert len(reader.messages()) == 4
+    assert [(passage.hop, passage.client) for passage in seen] == [(Hop.UP, "w"), (Hop.DOWN, "r"), (Hop.DOWN, "r")]
+
+
+@pytest.mark.parametrize(
+    "rule", [{"drop": 1.1}, {"duplicate": -0.1}, {"delay_s": (2.0, 1.0)}, {"delay_s": (-1.0, 1.0)}, {"reorder_s": -1.0}]
+)
+def test_rule_that_makes_no_sense_is_refused(rule: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        FaultRule(**rule)  # type: ignore[arg-type]
 
 
 def test_endless_answers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

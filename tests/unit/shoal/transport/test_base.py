@@ -5,7 +5,12 @@ from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish
+from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, packet_bytes
+
+
+def test_size_counts_the_topic():
+    """A packets size counts the bytes of its topic."""
+    assert packet_bytes("ä", b"123") == 2 + 3 + PACKET_OVERHEAD_BYTES
 
 
 def test_largest_publish_is_accepted():

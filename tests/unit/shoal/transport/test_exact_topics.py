@@ -33,6 +33,20 @@ def test_broker_with_wildcards_is_not_asked():
     assert exact.requested("s/round/#", again=True) == exact.arrived("s/round") == []
 
 
+def test_unrequested_message_shows_wildcards():
+    """A message that was not requested by its topic shows it too."""
+    exact = ExactTopics()
+    assert exact.arrived("s/keys/dev-1") == []
+    assert exact.served
+
+
+def test_exact_filter_shows_nothing():
+    """An answer to a filter without wildcards shows nothing."""
+    exact = ExactTopics()
+    assert exact.requested("s/notice", again=False) == exact.arrived("s/notice") == []
+    assert not exact.served
+
+
 def test_two_requests_may_have_two_answers():
     """Two copies of one topic show nothing if it was requested twice."""
     exact = ExactTopics()

@@ -2,11 +2,12 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
-from shoal.transport.base import Message
-from shoal.transport.inbox import BATCH_EVENTS, Inbox
+from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.inbox import ACKNOWLEDGE_AT, BATCH_EVENTS, Inbox
 
 
 def drain(inbox, most=BATCH_EVENTS):
@@ -15,6 +16,46 @@ def drain(inbox, most=BATCH_EVENTS):
     while batch := list(inbox.batch(0.01, most)):
         batches.append(batch)
     return batches
+
+
+@pytest.mark.parametrize("kind", ["message", "callback", "connection", "stop"])
+def test_long_backlog_comes_out_in_order(kind):
+    """A backlog longer than a batch comes out whole and in order."""
+    make = {
+        "message": lambda i: Message("t", str(i).encode()),
+        "callback": lambda i: lambda: i,
+        "connection": lambda i: Disconnected(str(i)) if i % 2 else Connected(session_present=True),
+        "stop": lambda _: None,
+    }[kind]
+    inbox, items = Inbox(), [make(i) for i in range(BACKLOG)]
+    for item in items:
+        inbox.put(item)
+    batches = drain(inbox)
+    assert [len(b) for b in batches] == [BATCH_EVENTS, BATCH_EVENTS, 3]
+    assert [i for b in batches for i in b] == items
+
+
+def test_acknowledged_after_handling():
+    """A message is acknowledged after it was handled."""
+    inbox, log = Inbox(), []
+    for i in range(3):
+        inbox.put(Message("t", b"", acknowledge=lambda i=i: log.append(f"acknowledged {i}")))
+    for number, _ in enumerate(inbox.batch(0.01)):
+        log.append(f"handled {number}")
+    assert log == [f"{what} {i}" for what in ("handled", "acknowledged") for i in range(3)]
+
+
+def test_few_handled_wait_while_more_queue():
+    """Few handled messages wait while more are queued."""
+    inbox, acknowledged = Inbox(), []
+    for i in range(3 * ACKNOWLEDGE_AT):
+        inbox.put(Message("t", b"", acknowledge=lambda i=i: acknowledged.append(i)))
+    for handled, _ in enumerate(inbox.batch(0.01)):
+        assert handled - ACKNOWLEDGE_AT <= len(acknowledged) <= handled
+    assert acknowledged == list(range(3 * ACKNOWLEDGE_AT))
+
+
+BACKLOG = 2 * BATCH_EVENTS + 3
 
 
 def test_last_queued_is_acknowledged_first():
@@ -47,6 +88,12 @@ def test_error_leaves_the_rest_queued():
         handle_all()
     assert acknowledged == [0]
     assert [m.payload for m in inbox.batch(0.01)] == [b"\x02"]
+
+
+def test_empty_inbox_returns_after_the_wait():
+    began = time.monotonic()
+    assert list(Inbox().batch(0.05)) == []
+    assert time.monotonic() - began >= 0.05
 
 
 def test_signal_handler_may_put():

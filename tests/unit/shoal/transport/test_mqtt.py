@@ -11,7 +11,7 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent, Unreached
-from shoal.transport.mqtt import MANY_ENDS, MqttTransport
+from shoal.transport.mqtt import MANY_ENDS, MqttTransport, backoff_s
 from shoal.transport.mqtt_connection import Publish
 from shoal.transport.pacing import Pace
 from tests.helpers.scripted_broker import (
@@ -284,6 +284,24 @@ def test_clean_end_is_no_failed_one(caplog: pytest.LogCaptureFixture) -> None:
         transport.close()
     assert [r.getMessage() for r in caplog.records if r.name == "shoal.transport.mqtt"] == []
     one.close()
+
+
+def test_backoff_doubles_with_jitter() -> None:
+    """The backoff doubles to its bound with full jitter."""
+
+    def highest(low: float, high: float) -> float:
+        assert low == 0.0
+        return high
+
+    assert [backoff_s(attempt, 1.0, 60.0, highest) for attempt in (0, 1, 2, 5, 6, 7, 10_000)] == [
+        1,
+        2,
+        4,
+        32,
+        60,
+        60,
+        60,
+    ]
 
 
 class PacedLink:

@@ -76,6 +76,22 @@ def start(url: str, inbox: Inbox) -> MqttTransport:
     return transport
 
 
+def test_acknowledged_once_handled(broker: Callable[..., ScriptedBroker]) -> None:
+    """A message is acknowledged once it was handled."""
+    peer, inbox = Peer(*(publish_packet(b"%d" % i, packet_id=i) for i in (1, 2, 3))), Inbox()
+    transport = start(broker(peer).url, inbox)
+    try:
+        wait_for(lambda: transport.bytes_received == 3)
+        time.sleep(0.1)
+        assert peer.acknowledged == []
+        assert handle(inbox, 2) == [b"1", b"2"]
+        wait_for(lambda: len(peer.acknowledged) == 2)
+        assert handle(inbox, 1) == [b"3"]
+        wait_for(lambda: peer.acknowledged == [1, 2, 3])
+    finally:
+        transport.close()
+
+
 def test_default_acknowledges_on_arrival(
     broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
 ) -> None:

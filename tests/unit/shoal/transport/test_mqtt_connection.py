@@ -9,8 +9,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.transport.mqtt_connection import Link, LinkOptions, Publish
-from tests.helpers.scripted_broker import ACCEPT_V3, ACCEPT_V5
+from shoal.transport.mqtt_connection import WINDOW, Link, LinkOptions, Publish
+from tests.helpers.scripted_broker import ACCEPT_V3, ACCEPT_V5, NOT_AUTHORIZED_V5
 
 DISCONNECT = bytes([0xE0])
 LEVEL, FLAGS = 8, 9
@@ -136,6 +136,25 @@ def test_no_broker_at_a_port_is_a_reason(peers):
     assert (one.link.greeted, one.link.alive, one.link.was_online) == (False, False, False)
 
 
+@pytest.mark.parametrize("present", [False, True])
+def test_accepted_connection_is_online(peers, present):
+    """An accepted connection is online with or without a session."""
+    one = peers()
+    one.connect(accept(session_present=present))
+    assert (one.link.online, one.link.was_online, one.link.greeted) == (True, True, True)
+    assert one.events.online == [present]
+    assert one.link.reason == ""
+
+
+def test_a_refusal_is_named_with_its_code(peers):
+    one = peers()
+    one.connect(NOT_AUTHORIZED_V5)
+    assert (one.link.online, one.link.was_online) == (False, False)
+    assert one.link.reason == "the broker refused: Not authorized"
+    assert one.link.reason_code == 0x87
+    assert one.events.online == []
+
+
 def test_greeting_has_will_and_our_limits(peers):
     """The greeting has the session the will and our own limits."""
     one = peers(will=("d/x/state", b"offline"), session_expiry_s=77)
@@ -151,6 +170,20 @@ def test_greeting_has_will_and_our_limits(peers):
 def test_over_3_1_1_session_is_clean_or_not(peers, expiry_s, clean):
     greeting = peers(protocol=MQTTProtocolVersion.MQTTv311, session_expiry_s=expiry_s).connect(ACCEPT_V3)
     assert (greeting[LEVEL], greeting[FLAGS]) == (4, clean)
+
+
+def test_smaller_window_counts(peers):
+    """The window is the smaller of the brokers and ours."""
+    one, other = peers(), peers()
+    one.connect(accept(receive_maximum=2))
+    other.connect(accept())
+    assert not peers().link.has_room, "offline"
+    for link, room in ((one, 2), (other, WINDOW)):
+        for _ in range(room):
+            assert link.link.has_room
+            link.publish(b"x")
+        assert not link.link.has_room
+        assert link.link.inflight == room
 
 
 def test_acknowledgement_makes_room(peers):
@@ -189,6 +222,29 @@ def test_smaller_packet_limit_counts(peers):
     assert one.link.takes(Publish("t", bytes(83), False, 1))
     assert not one.link.takes(Publish("t", bytes(84), False, 1))
     assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
+
+
+def test_next_step_writes_all_publishes(peers):
+    """One TCP segment for a round's small messages, in place of one each."""
+    one = peers()
+    one.connect()
+    for number in range(5):
+        one.publish(b"payload-%d" % number)
+    assert one.received() == b""
+    one.link.step(one.wake_fd, 0.0)
+    assert one.received().count(b"payload-") == 5
+
+
+def test_qos_0_is_settled_once_sent(peers):
+    """At qos 0 a publish is settled once sent."""
+    one = peers()
+    one.connect()
+    one.publish(b"once", qos=0)
+    assert one.link.inflight == 1
+    one.until(lambda: one.events.settled)
+    assert one.events.settled == [4]
+    assert b"once" in one.received()
+    one.until(lambda: one.link.inflight == 0)
 
 
 def test_only_qos_1_is_sent_again(peers):
@@ -267,6 +323,16 @@ def test_without_reading_a_step_still_writes(peers):
     assert one.events.messages == []
     assert b"ours" in one.received()
     one.until(lambda: one.events.messages == [(7, b"x")])
+
+
+def test_wake_up_ends_wait_and_is_used_up(peers):
+    one = peers()
+    one.connect()
+    os.eventfd_write(one.wake_fd, 3)
+    one.link.step(one.wake_fd, 60.0)
+    os.set_blocking(one.wake_fd, False)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(one.wake_fd)
 
 
 def test_too_long_packet_is_not_read(peers, caplog):
@@ -350,6 +416,25 @@ def test_goodbye_discards_the_will(peers):
     assert (other.link.reason, other.link.alive) == ("no word for long", False)
 
 
+def test_abort_unconnected_is_harmless(peers):
+    """An abort without a connection is harmless."""
+    link = peers().link
+    link.abort("x")
+    assert not link.alive
+
+
+@pytest.mark.parametrize(("only_new", "option"), [(False, 0x01), (True, 0x11)])
+def test_retained_always_or_only_if_new(peers, only_new, option):
+    """A subscription asks for retained messages always or only if it is new."""
+    one = peers()
+    one.connect()
+    one.link.subscribe(["a/+", "b"], only_new=only_new)
+    one.link.step(one.wake_fd, 0.0)
+    sent = one.received()
+    assert b"\0\3a/+" + bytes([option]) in sent
+    assert b"\0\1b" + bytes([option]) in sent
+
+
 def test_a_refused_subscription_is_logged(peers, caplog):
     one = peers()
     one.connect()
@@ -359,3 +444,10 @@ def test_a_refused_subscription_is_logged(peers, caplog):
     with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
         one.until(lambda: caplog.records)
     assert [r.getMessage() for r in caplog.records] == ["the broker refused a subscription: Not authorized"]
+
+
+def test_small_packets_are_not_held_back(peers):
+    """Nagle's algorithm would add tens of milliseconds to every round trip."""
+    one = peers()
+    one.connect()
+    assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import WireError
-from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
+from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, parse, transfer_id
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.retained import RetainedPublisher
 
@@ -47,6 +47,22 @@ def joined(transport):
     return bytes(done.payload)
 
 
+def test_short_payload_is_retained_at_base(publisher, transport):
+    name = publisher.publish("s/round", SHORT, kind=ChunkKind.ROUND, round_=7)
+    assert list(transport.retained) == ["s/round"]
+    header, body = parse(transport.retained["s/round"])
+    assert (header.kind, header.round, header.transfer_id, bytes(body)) == (ChunkKind.ROUND, 7, name, SHORT)
+    assert name == transfer_id(SHORT)
+
+
+def test_long_payload_takes_a_topic_a_chunk(publisher, transport):
+    """A long payload is retained in a topic a chunk."""
+    publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
+    assert list(transport.retained) == ["s/round/0", "s/round/1", "s/round/2"]
+    assert publisher.topics() == ("s/round/0", "s/round/1", "s/round/2")
+    assert joined(transport) == LONG
+
+
 @pytest.mark.parametrize(("first", "second"), [(LONG, SHORT), (SHORT, LONG), (LONG + LONG, LONG)])
 def test_later_payload_leaves_no_old_chunk(publisher, transport, first, second):
     """A later payload leaves no chunk of the earlier one."""
@@ -73,6 +89,22 @@ def test_payloads_of_other_bases_stay(publisher, transport):
     assert publisher.bases() == ("a",)
     publisher.clear("unknown")
     assert list(transport.retained) == ["a"]
+
+
+def test_known_transfer_id_is_used_as_it_is(publisher, transport):
+    """The digest of a large payload takes most of the time of a publish."""
+    assert publisher.publish("a", SHORT, kind=ChunkKind.ROUND, name=b"n" * 16) == b"n" * 16
+    assert parse(transport.retained["a"])[0].transfer_id == b"n" * 16
+
+
+def test_all_is_published_after_a_loss(publisher, transport):
+    """All payloads are published again after the broker lost them."""
+    publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
+    publisher.publish("b", LONG, kind=ChunkKind.MEAN)
+    before = dict(transport.retained)
+    transport.retained.clear()
+    publisher.republish()
+    assert transport.retained == before
 
 
 def test_adopted_topic_is_only_cleared(publisher, transport):
