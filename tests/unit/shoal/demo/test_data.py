@@ -70,6 +70,13 @@ def test_images_are_turned_by_quarter_group(images):
             assert np.array_equal(turned.reshape(SIDE, SIDE), np.rot90(x[row].reshape(SIDE, SIDE), group))
 
 
+def test_the_seed_decides_everything(images):
+    one, again, other = (hide_groups(*images, SIDE, devices=8, skew="labels", seed=s) for s in (3, 3, 4))
+    assert one.groups == again.groups
+    assert all(np.array_equal(a, b) for a, b in zip(one.x + one.y, again.x + again.y, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one.x, other.x, strict=True))
+
+
 def test_what_is_saved_is_what_was_dealt(images, tmp_path):
     """A device's file has its own samples only, and not its group."""
     hidden = hide_groups(*images, SIDE, devices=8, skew="labels", seed=3)

@@ -57,6 +57,13 @@ def program(tmp_path):
         one.handle.close()
 
 
+def test_an_ended_program_gets_no_signal(program):
+    """Its process id may be another's by now."""
+    process = Process(3)
+    assert program(process).stop() == 3
+    assert process.signals == []
+
+
 def test_obedient_program_is_not_killed(program):
     """A program that ends on the signal is not killed."""
     process = Process()
@@ -77,6 +84,10 @@ def test_the_tail_is_the_end_of_the_log(program):
     made = program(Process())
     made.log.write_bytes(b"one\ntwo \xff\nthree\n")
     assert made.tail(2) == "two \N{REPLACEMENT CHARACTER}\nthree"
+
+
+def test_a_program_has_one_log(staged):
+    assert staged.log_of("dev-00") == staged.root / "logs" / "dev-00.log" != staged.log_of("dev-01")
 
 
 def test_peak_memory_needs_a_live_program(program, tmp_path, monkeypatch):
@@ -171,6 +182,13 @@ def running(staged, program):
     yield staged
     staged.close()
     assert staged.programs == {}
+
+
+def test_stopped_program_is_not_checked(running):
+    process = running.programs["dev-00"].process
+    assert running.stop("dev-00", signal.SIGKILL) == 0
+    assert process.signals == [signal.SIGKILL]
+    running.check()
 
 
 def test_ended_program_is_reported_with_log(running):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.errors import UsageError
+from shoal.errors import DataError, UsageError
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.shares import CFL_SHARES, Shares, by_shard, cut, statistics
+from shoal.simulation.shares import CFL_SHARES, NINETY_TEN, Shares, by_shard, cut, population_of, statistics
 
 X, Y = np.arange(20, dtype=np.float32)[:, None], np.arange(20) % 3
 
@@ -37,6 +37,26 @@ def test_labels_are_renamed_only():
     assert Y[:3].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("count", "shares", "expected"),
+    [
+        (10, CFL_SHARES, (6, 2, 2)),  # 0.6 + 0.2 of 10 is 7.999999999999999
+        (20, CFL_SHARES, (12, 4, 4)),
+        (3, CFL_SHARES, (1, 1, 1)),
+        (2, CFL_SHARES, (1, 0, 1)),
+        (1, CFL_SHARES, (1, 0, 0)),
+        (0, CFL_SHARES, (0, 0, 0)),
+        (19, NINETY_TEN, (17, 0, 2)),
+        # Without a test share nothing is left over for it, although these add up to 1 only nearly.
+        (20, Shares(0.3333333333, 0.6666666666, 0.0), (6, 14, 0)),
+        (9, Shares(0.01, 0.0, 0.99), (1, 0, 8)),
+    ],
+)
+def test_shares_are_rounded_down(count, shares, expected):
+    """Shares are rounded down and training has a sample."""
+    assert sizes(count, shares) == expected
+
+
 @pytest.mark.parametrize("count", range(21))
 def test_a_cut_loses_no_sample(count):
     parts = cut(X, Y, np.arange(count), CFL_SHARES)
@@ -64,6 +84,11 @@ def test_shard_is_shuffled_by_the_seed():
     assert (len(one.train[0]), len(one.validation[0]), len(one.test[0])) == (9, 0, 1)
     assert one.groups == (4, 5)
     assert by_shard(shards, seed=0).groups is None
+
+
+def test_a_population_needs_a_device():
+    with pytest.raises(DataError, match="at least one training sample"):
+        population_of([], None)
 
 
 def test_statistics_are_the_papers():

@@ -34,6 +34,19 @@ def test_embeddings_take_whole_numbers():
     assert (numbers.x.dtype, numbers.y.dtype) == (np.float32, np.float32)
 
 
+def test_devices_stay_in_order():
+    """Devices stay in order and keep their shares."""
+    population = converted({"train": pair(1), "test": pair(4)}, {"train": pair(2), "validation": pair(3), "test": None})
+    assert [len(s) for s in population.train] == [1, 2]
+    assert [len(s) for s in population.validation] == [0, 3]
+    assert [len(s) for s in population.test] == [4, 0]
+
+
+def test_an_empty_share_needs_no_shape():
+    """As a caller's own split leaves it: ([], [])."""
+    assert len(converted({"train": pair(), "test": ([], [])}).test[0]) == 0
+
+
 @pytest.mark.parametrize("partitions", [[], {"train": 1}, 3, iter([])])
 def test_no_list_of_partitions_is_refused(partitions):
     with pytest.raises(UsageError, match="partitions must be a list of at least one mapping") as caught:
@@ -128,6 +141,12 @@ def test_labels_of_another_rank_are_refused(kind, y, takes):
         converted({"train": (np.ones((2, 3)), y)}, kind=kind)
     assert str(caught.value) == f"partition 0, train: y has shape {np.shape(y)}, and a {kind} takes {takes}"
     assert caught.value.hint.startswith("y holds the numbers of classes; flatten it with y.ravel()")
+
+
+def test_fractions_are_no_indices():
+    with pytest.raises(DataError, match="partition 0, train: x holds numbers that are not whole") as caught:
+        converted({"train": ([[0.5]], [[1]])}, kind="sequence", integer_inputs=True)
+    assert caught.value.hint == "a model with embeddings takes indices"
 
 
 def test_validation_needs_every_share():

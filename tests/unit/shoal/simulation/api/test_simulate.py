@@ -1,5 +1,7 @@
 """Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and the refusals of bad input."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import shoal
 from aggregator.strategies.registry import STRATEGIES
+from crypto.mask.modes.registry import MODES
 from shoal.errors import ConfigError, DataError, TaskError, UsageError
 from shoal.simulation.engine.metrics import adjusted_rand
 from tests.helpers.cases import with_long
@@ -80,6 +83,20 @@ def test_ifca_finds_flipped_labels(seed):
     assert result.accuracy.mean() > 0.9
 
 
+@pytest.mark.parametrize("strategy", ["ifca", "cfl"])
+def test_mask_modes_give_the_same_clusters(strategy):
+    def run(mode):
+        settings = {"k": 2} if strategy == "ifca" else {}
+        return shoal.simulate(
+            lambda: nn.Linear(30, 2), cancer(), strategy=strategy, settings=settings, rounds=14, mask=mode
+        )
+
+    clear = run("none")
+    assert adjusted_rand(clear.clusters.tolist(), TRUTH) == 1.0
+    for mode in ("default", *MODES):
+        np.testing.assert_array_equal(run(mode).clusters, clear.clusters)
+
+
 def test_cfl_defaults_find_flipped_labels():
     """Cfl with defaults finds flipped labels."""
     result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20)
@@ -139,6 +156,11 @@ def test_the_default_mask_is_the_fleets(monkeypatch):
     assert set(seen) == {("rotation", 3, 1000.0, 3.0, "filter")}
 
 
+def test_the_robust_rule_is_the_callers():
+    off, rfa = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, robust=r) for r in ("off", "rfa"))
+    assert off.history != rfa.history
+
+
 def test_the_precisions_are_the_callers():
     ways = ({}, {"precision": "int8"}, {"precision_down": "int8"})
     exact, up, down = (shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, **way) for way in ways)
@@ -147,6 +169,14 @@ def test_the_precisions_are_the_callers():
     for way in ("precision", "precision_down"):
         with pytest.raises(UsageError, match=r"precision_\w+ is one of float32, float16, int8, not 'int4'"):
             shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
+
+
+def test_equal_seeds_give_equal_results():
+    one, same, other = (
+        shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, seed=s, participation=0.8) for s in (1, 1, 2)
+    )
+    assert one.history == same.history
+    assert one.history != other.history
 
 
 def test_instance_starts_and_stays_as_it_is():
@@ -298,6 +328,18 @@ def test_an_own_strategy_is_used():
     assert robust.loss[1:].mean() < mean.loss[1:].mean()
 
 
+def test_regressions_finish_is_a_loss():
+    """The finish of a regression is the loss of the model that each device chose."""
+    partitions = targets(6)
+    for mirrored in partitions[3:]:
+        for share in ("train", "validation", "test"):
+            mirrored[share] = mirrored[share][0], -mirrored[share][1]
+    del partitions[1]["test"]
+    result = shoal.simulate(nn.Linear(5, 1), partitions, strategy="fedavg", rounds=20, task="regression")
+    assert np.isnan(result.personal).tolist() == [False, True, *[False] * 4]
+    assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
+
+
 def test_unfit_mode_of_strategy_is_refused():
     """A mode that a strategy does not work in is refused."""
     with pytest.raises(ConfigError, match="coordinate-median does not work in mask mode rotation") as caught:
@@ -360,6 +402,24 @@ def two_relations(unit=1.0):
         for share, (x, y) in partition.items():
             partition[share] = x, np.float32(unit) * (y if i < 4 else 2 - y)
     return partitions
+
+
+def test_the_owner_may_allow_means_of_two():
+    with pytest.raises(ConfigError, match="min_contributors 3 wants 3 devices in each mean, and there are 2") as caught:
+        shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1)
+    assert "min_contributors" in caught.value.hint
+    result = shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1, min_contributors=2)
+    assert result.clusters.tolist() == [0, 0]
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(UsageError, match="min_contributors is a whole number"):
+            shoal.simulate(softmax, plain(), min_contributors=wrong)
+
+
+def test_any_other_module_finishes_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    result = shoal.simulate(model, plain(), strategy="fedavg", rounds=1, local={"lr": 0.5})
+    assert result.personal.mean() >= result.accuracy.mean()
 
 
 @pytest.mark.parametrize(
@@ -555,6 +615,23 @@ def test_bad_input_is_refused(name):
     assert caught.value.hint or name in SELF_EXPLAINING
 
 
+def test_models_above_are_candidates(monkeypatch):
+    """The simulator takes the leaf, as a device does, and hands the models above it to the finish."""
+    # `shoal.simulation.api.simulate` names the function.
+    seen, module = [], sys.modules["shoal.simulation.api.simulate"]
+    real = module.finish
+
+    def finish(*arguments, **options):
+        seen.append(options["above"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "finish", finish)
+    result = shoal.simulate(lambda: nn.Linear(30, 2), cancer(), rounds=20, settings={"path": "on"})
+    assert adjusted_rand(result.clusters.tolist(), TRUTH) == 1.0
+    assert result.personal.mean() > 0.85
+    assert [list(above) for above in seen[0]] == [["node-0"]] * 10
+
+
 def test_weight_adds_dittos_model():
     """A weight adds dittos model and a senseless one is refused."""
     model = nn.Linear(30, 2)
@@ -609,6 +686,16 @@ def test_every_strategy_takes_private_layers(strategy):
     result = shoal.simulate(body_and_head, permuted(12, 2, 40), strategy=strategy, **options)
     assert np.isfinite(result.loss).all()
     assert np.isfinite(result.personal).all()
+
+
+def test_any_module_takes_private_layers():
+    """A layer that the simulator has no vectorised network for, with the private layer first."""
+    make = lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))  # noqa: E731
+    result = shoal.simulate(make, plain(), strategy="fedavg", rounds=2, private=["0"])
+    heads = [result.device_model(i)[2].weight for i in range(2)]
+    bodies = [result.device_model(i)[0].weight for i in range(2)]
+    assert torch.equal(*heads)
+    assert not torch.equal(*bodies)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Sweeps over seeds."""
 
+import math
+
 import numpy as np
 import pytest
 from torch import nn
@@ -25,6 +27,27 @@ def test_mean_and_deviation_are_over_runs():
     assert found.mean == pytest.approx(np.mean(found.values))
     assert found.deviation == pytest.approx(np.std(found.values, ddof=1))
     assert str(found) == f"accuracy {found.mean:.4f} ± {found.deviation:.4f} over 3 seeds"
+
+
+def test_one_seed_has_no_deviation():
+    """One seed has no deviation and fixed partitions are used for all."""
+    found = shoal.sweep(nn.Linear(4, 2), partitions(), seeds=[5], strategy="fedavg", rounds=1)
+    assert math.isnan(found.deviation)
+    assert len(found.results) == 1
+
+
+def test_regression_is_summed_up_by_its_loss():
+    found = shoal.sweep(
+        nn.Linear(4, 1),
+        partitions(kind="regression"),
+        seeds=range(2),
+        strategy="fedavg",
+        rounds=2,
+        task="regression",
+        local={"lr": 0.01},
+    )
+    assert found.values == [float(r.loss.mean()) for r in found.results]
+    assert str(found).startswith("test loss ")
 
 
 def test_histories_have_their_seed():

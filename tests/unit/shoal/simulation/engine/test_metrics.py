@@ -21,6 +21,20 @@ def test_table_counts_pairs_in_order():
     assert table.dtype == np.int64
 
 
+def test_purity_rewards_small_clusters():
+    """A device a cluster is pure, and as good as a random clustering."""
+    assert metrics.purity(range(4), [0, 0, 1, 1]) == 1.0
+    assert metrics.adjusted_rand(range(4), [0, 0, 1, 1]) == 0.0
+
+
+def test_rand_index_ignores_names():
+    """Hubert and Arabie by hand: 2 pairs are together in both, 4 in either, of 10: expected are 1.6."""
+    found, truth = [0, 0, 0, 1, 1], ["x", "x", "y", "y", "y"]
+    assert metrics.adjusted_rand(found, truth) == pytest.approx((2 - 1.6) / (4 - 1.6))
+    assert metrics.adjusted_rand(truth, found) == metrics.adjusted_rand(found, truth)
+    assert metrics.adjusted_rand([5, 5, 5, 2, 2], truth) == metrics.adjusted_rand(found, truth)
+
+
 @pytest.mark.parametrize("labels", [[3], [1, 1, 1], [1, 2, 3]])
 def test_equal_partitions_are_perfect(labels):
     """Equal partitions are perfect also where chance can do no worse."""

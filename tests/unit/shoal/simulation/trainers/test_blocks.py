@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.errors import DataError, TaskError
-from shoal.simulation.data import Shard
+from shoal.simulation.data import Shard, shards_of
 from shoal.simulation.trainers.blocks import (
     Limits,
     Rows,
@@ -17,7 +17,7 @@ from shoal.simulation.trainers.blocks import (
     schedule,
     step_size,
 )
-from tests.unit.shoal.simulation.trainers.trainers import PLAIN, orders
+from tests.unit.shoal.simulation.trainers.trainers import INPUTS, PLAIN, orders
 
 pytestmark = pytest.mark.torch
 
@@ -25,6 +25,27 @@ pytestmark = pytest.mark.torch
 def shelf_of(*sizes):
     """Return a shelf whose device i has ``sizes[i]`` samples (100 i, 100 i + 1, ...), each labelled i."""
     return Shelf([Shard(np.arange(n, dtype=np.float32)[:, None] + 100 * i, np.full(n, i)) for i, n in enumerate(sizes)])
+
+
+def test_equal_shards_are_not_copied():
+    """A stack of consecutive views is the array itself, and so is a block of consecutive devices."""
+    x, y = np.zeros((4, 3, INPUTS), np.float32), np.zeros((4, 3), np.int64)
+    block = Shelf(shards_of(x, y)).block(np.array([1, 2]))
+    x[1, 0, 0] = 7.0
+    assert float(block.x[0, 0, 0]) == 7.0
+
+
+def test_parts_keep_padding_small():
+    """Blocks respect both limits, never mix sizes beyond the ratio, and together are all the devices asked for."""
+    sizes = np.random.default_rng(0).integers(1, 400, 60)
+    shelf = Shelf([Shard(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
+    ids = np.arange(5, 60)
+    parts = shelf.parts(ids, Limits(7, 800))
+    assert sorted(np.concatenate(parts)) == list(ids)
+    for part in parts:
+        assert len(part) <= 7
+        assert len(part) * sizes[part].max() <= 800 or len(part) == 1
+        assert sizes[part].max() <= 2 * max(sizes[part].min(), 8)
 
 
 def test_padding_has_no_weight():
@@ -49,6 +70,23 @@ def test_equal_devices_keep_the_order():
     assert not block.padded
 
 
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 3)])
+def test_joined_samples_have_no_padding(sizes):
+    """Joined samples follow the order of the devices without padding."""
+    x, y = shelf_of(*sizes).joined(np.array([2, 0]))
+    assert x[:, 0].tolist() == [*(200 + i for i in range(sizes[2])), 0, 1]
+    assert y.tolist() == [2] * sizes[2] + [0, 0]
+
+
+def test_read_only_samples_are_copied():
+    """Torch would warn of them, and write through."""
+    x, y = np.zeros((2, 3, 1), np.float32), np.zeros((2, 3), np.int64)
+    x.flags.writeable = y.flags.writeable = False
+    block = Shelf(shards_of(x, y)).block(np.array([0, 1]))
+    block.x[0, 0, 0] = 5
+    assert x[0, 0, 0] == 0
+
+
 def test_other_shapes_are_refused():
     """Equal sizes of other shapes are refused."""
     shards = [Shard(np.zeros((2, n), np.float32), np.zeros(2, np.int64)) for n in (3, 4)]
@@ -61,6 +99,11 @@ def test_equal_parts_keep_the_order():
     parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), Limits(2, 100))
     assert [p.tolist() for p in parts] == [[4, 0], [3]]
     assert shelf_of(3).parts(np.array([], np.int64), Limits(2, 100)) == []
+
+
+def test_large_device_is_a_part_of_its_own():
+    """A device beyond the limit of samples is a part of its own."""
+    assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), Limits(9, 10))] == [[0], [1, 2]]
 
 
 def test_most_steps_come_first():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from shoal.simulation.trainers.dense import Descent, errors, first_layer, has_bias, is_dense
+from shoal.simulation.trainers.dense import Descent, copies, errors, first_layer, has_bias, is_dense
 from shoal.simulation.trainers.networks import Cnn, Linear, Lstm, OneHidden, Softmax
 from tests.unit.shoal.simulation.trainers.trainers import CLASSES, INPUTS, NETWORKS, PLAIN
 
@@ -22,6 +22,14 @@ def test_dense_means_linear_layers_alone():
         True,
         True,
     ]
+
+
+def test_copies_are_the_devices_own():
+    theirs = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    (made,) = copies([theirs], torch.tensor([1, 1, 0]))
+    assert made.tolist() == [[3, 4], [3, 4], [1, 2]]
+    made[0, 0] = 9
+    assert made[1, 0] == theirs[1, 0] == 3
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -64,12 +72,39 @@ def step(made, a=2, gradient=2.0):
     made.step([(torch.full((a, 1, 1), gradient), torch.ones(a, 1, 1))], a)
 
 
+def test_plain_step_moves_active_devices():
+    """A plain step goes against the gradient of the active devices alone."""
+    made = descent()
+    step(made, a=1)
+    assert [p.flatten().tolist() for p in made.params] == [pytest.approx([0.8, 1.0])] * 2
+    assert [c.flatten().tolist() for c in made.changes()] == [pytest.approx([-0.2, 0.0])] * 2
+
+
+def test_proximal_term_pulls_back():
+    """The second step's pull is mu times the distance of the first: 0.1 (2 - 0.5 * 0.2) = 0.19."""
+    made = descent(prox_mu=0.5)
+    step(made)
+    step(made)
+    for part in made.params:
+        assert part.flatten().tolist() == pytest.approx([0.61, 0.61])
+
+
 def test_proximal_term_comes_before_clipping():
     """The first step is clipped alone; in the second the pull is part of the gradient that is clipped to length 1."""
     made = descent(prox_mu=0.5, clip=1.0)
     step(made)
     step(made)
     assert made.changes()[0].flatten().tolist() == pytest.approx([-0.2 / 2**0.5] * 2)
+
+
+def test_clipping_only_shortens():
+    """Clipping is by the norm over all parameters and shortens only."""
+    made = descent(clip=1.0)
+    step(made)
+    assert made.changes()[0].flatten().tolist() == pytest.approx([-0.1 / 2**0.5] * 2)
+    short = descent(clip=9.0)
+    step(short)
+    assert short.changes()[0].flatten().tolist() == pytest.approx([-0.2] * 2)
 
 
 def test_momentum_adds_up_after_clipping():

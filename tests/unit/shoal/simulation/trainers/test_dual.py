@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from shoal.errors import TaskError
+from shoal.simulation.data import Shard
 from shoal.simulation.trainers import dual as dual_module
-from shoal.simulation.trainers.blocks import Shelf
+from shoal.simulation.trainers.blocks import Rows, Shelf
 from shoal.simulation.trainers.dual import Dual
 from shoal.simulation.trainers.loop import Loop
-from shoal.simulation.trainers.networks import Linear, origins
+from shoal.simulation.trainers.networks import Linear, Softmax, origins
 from shoal.simulation.trainers.scoring import score
 from tests.unit.shoal.simulation.trainers.trainers import (
     CLIPPED,
@@ -43,6 +44,20 @@ def test_it_trains_as_the_loop_does(network, local, sizes):
     assert_same(trained(dual, shelf, models, local), expected)  # from kept kernels
 
 
+@pytest.mark.parametrize("sizes", [(9, 13, 4, 40, 31), (20, 20, 20, 20, 20)])
+@pytest.mark.parametrize("local", [*RECIPES.values(), CLIPPED], ids=[*RECIPES, "clipped"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_weights_move_without_a_kernel(network, local, sizes):
+    """They have no kernel, and train as the loop does."""
+    shelf = Shelf(shards(network, sizes))
+    models = torch.from_numpy(origins(network, 2, 1))
+    dual = Dual(network, shelf)
+    found = trained(dual, shelf, models, local)
+    assert isinstance(found, Rows)
+    assert not dual.kernels._own
+    assert_same(found, trained(Loop(network), shelf, models, local))
+
+
 def test_kernel_is_no_larger_than_samples():
     """And each device is on one side of this edge, whoever else is in the round."""
     network = NETWORKS["softmax"]
@@ -68,6 +83,16 @@ def test_mini_batches_share_a_block():
     assert Dual(Linear(1_000_000), Shelf(shards(network, (3,)))).limits(1, PLAIN).samples == 64
 
 
+def test_devices_share_no_copy():
+    """Two devices whose data are opposed move the model in opposite directions, and leave it alone itself."""
+    network = Linear(1)
+    shelf = Shelf([Shard(np.ones((2, 1), np.float32), np.full(2, y, np.float32)) for y in (1, -1)])
+    models = torch.zeros(1, 1)
+    found = trained(Dual(network, shelf), shelf, models, dataclasses.replace(PLAIN, steps=1))
+    np.testing.assert_allclose(found.rows().numpy(), [[0.2], [-0.2]], rtol=1e-6)
+    assert models.tolist() == [[0.0]]
+
+
 def test_step_size_that_diverges_is_an_error():
     """Losses that are no longer finite don't turn into updates."""
     network = NETWORKS["linear"]
@@ -77,6 +102,22 @@ def test_step_size_that_diverges_is_an_error():
     with pytest.raises(TaskError, match="diverged") as caught:
         trained(Dual(network, shelf), shelf, models, local)
     assert caught.value.hint == "lower the learning rate, or set clip"
+
+
+def test_candidates_leave_room_for_fewer():
+    """More candidates leave room for fewer samples."""
+    network = NETWORKS["one hidden"]
+    dual = Dual(network, Shelf(shards(network, (3,))))
+    one = dual.limits(1, PLAIN)
+    assert dual.limits(4, PLAIN) == dataclasses.replace(one, samples=one.samples // 4)
+    assert dual.limits(10**9, PLAIN).samples == 1
+
+
+def test_large_network_takes_few_devices():
+    """The updates of a block stay below 16 million numbers, and a single device is always possible."""
+    shelf = Shelf(shards(NETWORKS["softmax"], (3,)))
+    found = [Dual(Softmax(inputs, 10), shelf).limits(1, PLAIN).devices for inputs in (1, 99_999, 1_999_999)]
+    assert found == [128, 16, 1]
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

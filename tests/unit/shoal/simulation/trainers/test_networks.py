@@ -13,6 +13,7 @@ from shoal.simulation.trainers.networks import (
     Lstm,
     OneHidden,
     Softmax,
+    origins,
     sample_losses,
     tensor,
     unflatten,
@@ -51,6 +52,24 @@ def test_networks_agree_with_their_modules(network):
         x = torch.randn(4, INPUTS, generator=generator)
     with torch.no_grad():
         torch.testing.assert_close(network.forward(unflatten(network, torch.from_numpy(theta)), x), module(x))
+
+
+def test_origins_follow_the_seed():
+    """The k starting models for IFCA."""
+    network = NETWORKS["softmax"]
+    models = origins(network, 3, 5)
+    np.testing.assert_array_equal(models, origins(network, 3, 5))
+    assert len({m.tobytes() for m in models}) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_torchs_generator_is_left_alone(seed):
+    """Initial weights leave torchs generator alone."""
+    torch.manual_seed(seed)
+    expected = torch.rand(1)
+    torch.manual_seed(seed)
+    NETWORKS["one hidden"].init(99)
+    assert torch.equal(torch.rand(1), expected)
 
 
 def test_lengths_are_the_papers():

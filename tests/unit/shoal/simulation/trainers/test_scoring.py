@@ -8,7 +8,7 @@ from shoal.simulation.data import Shard
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.networks import Linear, Lstm, origins, unflatten
-from shoal.simulation.trainers.scoring import behind, preactivations, score
+from shoal.simulation.trainers.scoring import behind, choose, preactivations, score
 from tests.unit.shoal.simulation.trainers.trainers import INPUTS, NETWORKS, SIZES, shards
 
 pytestmark = pytest.mark.torch
@@ -47,6 +47,17 @@ def test_chunks_cut_between_devices(monkeypatch):
     shelf = Shelf([Shard(np.zeros((n, 1), np.float32), np.zeros(n, np.float32)) for n in (200, 200, 50, 500, 20)])
     chunks = [counts.tolist() for _, _, counts in scoring._chunks(Linear(1), shelf, np.arange(5), 1)]
     assert chunks == [[200], [200, 50], [500], [20]]
+
+
+def test_choice_is_least_loss_and_never_nan():
+    losses = np.array([[2.0, 1.0, 1.0], [np.nan, np.inf, 3.0], [np.nan, 5.0, np.inf]])
+    assert choose(losses).tolist() == [1, 2, 1]
+
+
+def test_infinite_loss_is_chosen_before_nan():
+    """As on a device. A row without any number has no choice to make."""
+    losses = np.array([[np.nan, np.inf, np.inf], [np.inf, np.nan, np.nan], [np.nan, np.nan, np.nan]])
+    assert choose(losses).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
