@@ -6,6 +6,12 @@ from edge_client.checked_files import make_folder, verified, write_checked
 from shoal.errors import ConfigError, IntegrityError
 
 
+@pytest.mark.parametrize("head", [b"", b"head", bytes(1000)])
+def test_the_content_comes_back(tmp_path, head):
+    write_checked(tmp_path / "f", head)
+    assert bytes(verified(tmp_path / "f", (tmp_path / "f").read_bytes(), "")) == head
+
+
 @pytest.mark.parametrize(
     "damage", [lambda d: d[:-1], lambda d: d[1:], lambda d: bytes([d[0] ^ 1]) + d[1:], lambda _: b""]
 )

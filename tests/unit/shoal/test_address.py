@@ -27,6 +27,12 @@ def test_ipv6_address_keeps_its_brackets() -> None:
     assert str(address) == "mqtt://[::1]:1884"
 
 
+def test_only_this_machine_is_loopback() -> None:
+    assert BrokerAddress.parse("mqtt://127.0.0.1").is_loopback
+    assert BrokerAddress.parse("mqtt://localhost").is_loopback
+    assert not BrokerAddress.parse("mqtt://192.168.0.1").is_loopback
+
+
 def test_text_shows_no_user_or_password() -> None:
     """Neither text form shows user or password."""
     address = BrokerAddress.parse("mqtt://somebody:secret-word@host:1")

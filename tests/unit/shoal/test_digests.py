@@ -1,10 +1,11 @@
 """The digests are those of Python's own library, in pieces and at once."""
 
 import hashlib
+import hmac
 
 import pytest
 
-from shoal.digests import Sha256, sha256, shake_256
+from shoal.digests import Sha256, hmac_sha256, sha256, shake_256
 
 DATA = bytes(range(256)) * 5
 
@@ -24,6 +25,11 @@ def test_growing_digest_at_each_step():
     assert growing.digest() == hashlib.sha256(DATA[:10]).digest()
     growing.update(memoryview(DATA)[10:20], DATA[20:])
     assert growing.digest() == growing.digest() == hashlib.sha256(DATA).digest()
+
+
+def test_hmac_of_pieces_is_that_of_the_whole():
+    key = b"k" * 32
+    assert hmac_sha256(key, DATA[:3], memoryview(DATA)[3:]) == hmac.digest(key, DATA, "sha256")
 
 
 @pytest.mark.parametrize("count", [0, 1, 32, 5000])

@@ -1,8 +1,10 @@
 """Errors: exit codes, texts that are never empty, and causes that are named once."""
 
 import errno
+import os
 
 import pytest
+from cryptography.exceptions import InvalidTag
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head, seal_to_group
 from crypto.seal.identity import Identity
@@ -22,6 +24,22 @@ def test_error_without_text_has_its_class(kind, text):
     error = kind(text)
     assert len(str(error)) > 10
     assert reason_of(error) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        (InvalidTag(), "InvalidTag"),
+        (TimeoutError(), "TimeoutError"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "f"), "Too many open files: f"),
+        (ValueError("bad"), "bad"),
+    ],
+)
+def test_textless_cause_has_its_class(cause, shown):
+    """A cause without a text is named by its class."""
+    error = ShoalError("refused")
+    error.__cause__ = cause
+    assert reason_of(error) == f"refused: {shown}"
 
 
 def test_other_key_is_refused_with_reason():
@@ -103,3 +121,12 @@ def test_the_hint_is_no_part_of_the_message():
 def test_text_is_never_empty(error, text):
     """The text of any exception is never empty."""
     assert text_of(error) == text
+
+
+def test_repeated_cause_is_left_out():
+    """The text may end with the system's message alone, without the file that the cause also names."""
+    error = ShoalError("can't read x: Permission denied")
+    error.__cause__ = OSError(errno.EACCES, "Permission denied", "/srv/x")
+    assert reason_of(error) == "can't read x: Permission denied"
+    error.__cause__ = OSError(errno.EROFS, "Read-only file system", "/srv/x")
+    assert reason_of(error) == "can't read x: Permission denied: Read-only file system: /srv/x"

@@ -8,7 +8,9 @@ import pytest
 from shoal.page.history import (
     MARKED_DEVICES,
     MARKED_ROUNDS,
+    MOST_CLUSTERS,
     MOST_EVENTS,
+    MOST_MATRICES,
     MOST_POINTS,
     TEXT_LENGTH,
     RunHistory,
@@ -27,6 +29,14 @@ def closed(count, devices=DEVICES, **changes):
     return [record(r, devices, **changes) for r in range(1, count + 1)]
 
 
+def test_no_figures_before_round_1():
+    """Before the first round the document has no figures."""
+    found = history().document()
+    assert (found["closed"], found["clusters"], found["cosines"]) == (0, [], [])
+    assert found["points"]["round"] == []
+    assert found["participation"] == {"rounds": [], "devices": [], "omitted": 0}
+
+
 def test_series_have_a_value_a_point():
     """Series have a value for each point and null where there is none."""
     found = history(*closed(8)).document()
@@ -37,6 +47,10 @@ def test_series_have_a_value_a_point():
     assert by_id[0]["loss"][5:] == [None] * 3
     assert (by_id[0]["devices"], by_id[1]["devices"]) == (0, 4)
     assert by_id[1]["accuracy"][:5] == [None] * 5
+
+
+def test_a_round_without_uploads_has_no_loss():
+    assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
 
 
 def test_values_beyond_json_are_null():
@@ -64,6 +78,20 @@ def test_thinned_points_are_evenly_spaced():
     run = history(*({"round": r, "loss": 1.0} for r in range(1, 2_000)), rounds=2_000)
     rounds = run.document()["points"]["round"]
     assert {b - a for a, b in pairwise(rounds[:-1])} == {8}
+
+
+def test_only_largest_clusters_have_series():
+    devices = names(3 * MOST_CLUSTERS)
+    clusters = {d: min(i, 2 * MOST_CLUSTERS) for i, d in enumerate(devices)}
+    losses = {str(c): 1.0 for c in set(clusters.values())}
+    found = history(record(1, devices, clusters=clusters, cluster_losses=losses)).document()
+    assert len(found["clusters"]) == MOST_CLUSTERS
+    assert found["clusters"][-1] == {
+        "id": 2 * MOST_CLUSTERS,
+        "devices": MOST_CLUSTERS,
+        "loss": [1.0],
+        "accuracy": [None],
+    }
 
 
 def test_marks_tell_answers_apart():
@@ -107,8 +135,34 @@ def test_events_are_bounded_words():
     assert len(history(record(1, DEVICES, events=many)).document()["events"]) == MOST_EVENTS
 
 
+def test_matrices_are_those_of_changes():
+    """Matrices are the first the newest and those of changes."""
+    run = history(*closed(20))
+    found = run.document()["cosines"]
+    assert [c["round"] for c in found] == [1, 6, 14, 20]
+    assert found[0]["clusters"] == [
+        run.document()["tree"]["steps"] and {d: 3 + i % 4 for i, d in enumerate(DEVICES)}[d]
+        for d in found[0]["devices"]
+    ]
+
+
+def test_matrices_are_bounded():
+    """Matrices are bounded when every round changes the clusters."""
+    run = history(*(record(r, DEVICES, clusters=dict.fromkeys(DEVICES, r)) for r in range(1, 50)))
+    rounds = [c["round"] for c in run.document()["cosines"]]
+    assert len(rounds) <= MOST_MATRICES
+    assert (rounds[0], rounds[-1]) == (1, 49)
+
+
 @pytest.mark.slow
 def test_document_of_a_long_run_is_small():
     """The document of a long run of 100 devices is small."""
     run = history(*closed(1_200, names(100)), rounds=1_200)
     assert len(json.dumps(run.document())) < 150_000
+
+
+def test_records_need_only_a_round():
+    """Records of a simulation need only a round."""
+    found = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()
+    assert found["points"]["accuracy"] == [None, 0.5]
+    assert found["points"]["loss"] == [None, 2.0]

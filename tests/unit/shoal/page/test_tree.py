@@ -12,6 +12,31 @@ def grown(*rounds):
     return tree.document()
 
 
+def test_before_the_first_round_it_is_empty():
+    tree = ClusterTree()
+    assert tree.document() == {"steps": [], "flows": [], "joined": 0}
+    assert (tree.clusters, tree.sizes) == ({}, {})
+
+
+def test_rounds_without_change_are_one_step():
+    found = grown({"a": 0, "b": 0}, {"b": 0, "a": 0}, {"a": 0, "b": 0})
+    assert found["steps"] == [{"first": 1, "last": 3, "sizes": [(0, 2)]}]
+    assert found["flows"] == []
+
+
+def test_split_a_merge_and_a_move_are_flows():
+    found = grown(
+        {"a": 0, "b": 0, "c": 0}, {"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 2}, {"a": 3, "b": 3, "c": 3}
+    )
+    assert found["flows"] == [[[0, 1, 2], [0, 2, 1]], [[1, 1, 1], [1, 2, 1], [2, 2, 1]], [[1, 3, 1], [2, 3, 2]]]
+
+
+def test_newcomer_is_in_size_and_in_no_flow():
+    found = grown({"a": 0}, {"a": 0, "b": 0})
+    assert [s["sizes"] for s in found["steps"]] == [[(0, 1)], [(0, 2)]]
+    assert found["flows"] == [[[0, 0, 1]]]
+
+
 def test_round_without_clusters_is_left_out():
     tree = ClusterTree()
     assert (tree.add(1, {"a": 0}), tree.add(2, {}), tree.add(3, {"a": 0}), tree.add(4, {"a": 1})) == (

@@ -36,6 +36,13 @@ def test_directory_round_trip(bundle, tmp_path):
     ]
 
 
+def test_segments_put_shared_first():
+    assert [(s.name, s.length) for s in logistic_bundle().segments] == [("cluster", 15)]
+    shared = logistic_bundle(segment="shared")
+    assert [(s.name, s.length) for s in shared.segments] == [("shared", 12), ("cluster", 3)]
+    assert shared.length == 15
+
+
 def test_truncation_is_refused(bundle):
     """Every truncation and extension is refused."""
     data = bundle.to_bytes()

@@ -87,6 +87,13 @@ def test_attributes_of_every_kind():
     assert found == {"i": -3, "zero": 0, "f": 0.5, "none": 0.0, "s": "add", "e": "", "ints": (1, -2)}
 
 
+def test_input_named_as_a_constant():
+    """An input with a constant of its name is none."""
+    tensor = numpy_helper.from_array(np.ones(2, np.float32), "c")
+    inputs = (("x", FLOAT, ["n", 2]), ("c", FLOAT, [2]))
+    assert [i.name for i in read(model(tensors=[tensor], inputs=inputs)).inputs] == ["x"]
+
+
 def tensor(**fields):
     return TensorProto(name="c", **fields)
 

@@ -19,6 +19,12 @@ def small(nodes=None, **extra):
     return graph(nodes, [("x", TensorProto.FLOAT, [2])], [("y", TensorProto.FLOAT, [2])], **extra)
 
 
+def test_ordinary_graphs_pass():
+    """Ordinary graphs pass and name their opset."""
+    for model in logistic_models():
+        assert check_graph(model.SerializeToString(), "g") == 20
+
+
 def test_a_custom_node_domain_is_refused():
     model = small([helper.make_node("Relu", ["x"], ["y"], domain="com.microsoft")])
     with pytest.raises(TaskError, match="operator domain"):

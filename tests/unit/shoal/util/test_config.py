@@ -34,6 +34,15 @@ def read(tmp_path, text=None, environment=None, **flags):
     return read_layers(Options, file=file, flags={"dir": Path("d"), **flags}, environment=environment or {})
 
 
+def test_defaults_hold_where_nothing_is_said(tmp_path):
+    layers = read(tmp_path)
+    assert layers.config() == Options(Path("d"))
+    assert layers.origins == {
+        "dir": "flag",
+        **dict.fromkeys(("broker", "retries", "pace", "once", "ca"), "default"),
+    }
+
+
 def test_each_layer_beats_the_one_below(tmp_path):
     text = '[edge]\nbroker = "file"\nretries = 1\npace = 0.1\n'
     environment = {"SHOAL_EDGE_BROKER": "env", "SHOAL_EDGE_RETRIES": "2", "UNRELATED": "x"}

@@ -17,6 +17,7 @@ from shoal.util.console import (
     LogfmtFormatter,
     add_version,
     colour_wanted,
+    counted,
     mask_words,
     note,
     run_program,
@@ -39,6 +40,10 @@ def test_data_and_notes_go_their_own_ways(capsys):
     say("data")
     note("talk")
     assert capsys.readouterr() == ("data\n", "talk\n")
+
+
+def test_one_thing_is_no_plural():
+    assert [counted(n, "round") for n in range(3)] == ["0 rounds", "1 round", "2 rounds"]
 
 
 def test_json_is_one_object_with_its_schema(capsys):

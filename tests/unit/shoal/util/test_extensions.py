@@ -33,3 +33,10 @@ def test_name_of_two_packages_is_refused(tmp_path, monkeypatch):
     assert extension_names(GROUP) == ["one"]
     with pytest.raises(ConfigError, match="one is in 2 packages: alpha, beta"):
         load_extension(GROUP, "one")
+
+
+def test_twice_found_counts_once(tmp_path, monkeypatch):
+    """A package that is found twice counts once."""
+    for folder in ("a", "b"):
+        install(tmp_path / folder, monkeypatch, GROUP, {"one": "ONE"}, "ONE = 1\n")
+    assert load_extension(GROUP, "one") == 1

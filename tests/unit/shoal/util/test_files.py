@@ -1,24 +1,37 @@
 """Files that survive: old bytes or new ones, private from the first moment, and no litter."""
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from shoal.errors import ConfigError, IntegrityError, UntrustedError, WireError
+from shoal.errors import ConfigError, IntegrityError, StorageError, UntrustedError, WireError
 from shoal.util.files import (
     named,
     private_directory,
     read_limited,
     read_private,
     remove_unfinished,
+    sync_directory,
     write_atomic,
+    write_failed,
     write_private,
 )
 
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_replaces_the_whole_file(tmp_path, durable):
+    path = tmp_path / "file"
+    for data in (b"first", b"", b"x" * 100_000, memoryview(b"last")):
+        write_atomic(path, data, durable=durable)
+        assert path.read_bytes() == bytes(data)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -40,6 +53,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_failed_rename_leaves_no_file(tmp_path):
+    """The target is a directory, so the rename fails."""
+    (tmp_path / "file" / "inner").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="can't write"):
+        write_atomic(tmp_path / "file", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file" / "inner").is_dir()
+
+
+def test_pieces_are_one_file(tmp_path):
+    """Pieces are written in order as one file."""
+    write_atomic(tmp_path / "file", b"head", memoryview(b"body"), b"", b"tail", durable=False)
+    assert (tmp_path / "file").read_bytes() == b"headbodytail"
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
@@ -88,6 +116,14 @@ def test_a_missing_secret_says_what_is_wrong(tmp_path):
     assert "check that it exists" in caught.value.hint
 
 
+def test_existing_directory_stays_as_it_is(tmp_path):
+    """Its owner may have chosen the mode on purpose; the files in it are private by themselves."""
+    tmp_path.chmod(0o755)
+    assert private_directory(tmp_path) == tmp_path
+    assert mode(tmp_path) == 0o755
+    sync_directory(tmp_path)
+
+
 def unfinished(folder, writer, *, old=False):
     path = folder / f".secret.{writer}.new"
     path.write_bytes(b"half")
@@ -111,6 +147,16 @@ def test_unfinished_files_are_removed(tmp_path):
     remove_unfinished(tmp_path)
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("name", [".thesis.tex.new", ".x.12a.new", ".12.new", ".x.12.newer", "x.12.new"])
+def test_what_is_not_ours_stays(tmp_path, name):
+    """Only names that a write makes, however old the file is."""
+    path = tmp_path / name
+    path.write_text("a draft")
+    os.utime(path, (0, 0))
+    remove_unfinished(tmp_path)
+    assert path.read_text() == "a draft"
 
 
 def test_only_regular_files_are_removed(tmp_path):
@@ -150,6 +196,17 @@ def test_file_in_place_of_a_directory(tmp_path):
         assert "has this name" in caught.value.hint
     with pytest.raises(ConfigError, match="Not a directory"):
         write_atomic(tmp_path / "file" / "below", b"new")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "status"),
+    [(errno.ENOSPC, StorageError, 9), (errno.EIO, StorageError, 9), (errno.EACCES, ConfigError, 3)],
+)
+def test_full_disk_is_no_wrong_configuration(number, kind, status):
+    """A service that ends for it is worth starting again; one that may not write there is not."""
+    error = write_failed(Path("file"), OSError(number, os.strerror(number)))
+    assert (type(error), error.exit_code) == (kind, status)
+    assert str(error) == f"can't write file: {os.strerror(number)}"
 
 
 def test_damage_is_told_with_the_files_name(tmp_path):

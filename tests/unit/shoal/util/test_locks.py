@@ -34,6 +34,15 @@ def holder(tmp_path):
     process.join()
 
 
+def test_a_second_program_is_told(tmp_path, holder):
+    with (
+        pytest.raises(ConfigError, match="in use by another program") as caught,
+        exclusive(tmp_path, wait_s=0, hint=HINT),
+    ):
+        raise AssertionError("both have it")
+    assert caught.value.hint == HINT
+
+
 def test_it_waits_for_first_and_a_kill_frees(tmp_path, holder):
     os.kill(holder.pid, signal.SIGKILL)
     with exclusive(tmp_path, wait_s=30, hint=HINT):

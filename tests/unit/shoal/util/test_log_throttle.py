@@ -24,6 +24,13 @@ def test_same_refusal_after_doubling_pauses(caplog):
     assert [f.get("times") for f in told(caplog)] == [None, 12, 24, 48, 96, 192, 384, 720, 720]
 
 
+def test_what_is_new_is_told_at_once(caplog):
+    refusals = Refusals(LOG)
+    for topic, reason in (("a", "x"), ("a", "y"), ("b", "x"), ("a", "x")):
+        refusals.tell(topic, reason, "look", 0.0)
+    assert told(caplog) == [{"topic": t, "reason": r, "hint": "look"} for t, r in (("a", "x"), ("a", "y"), ("b", "x"))]
+
+
 def test_many_refusals_take_little(caplog):
     """A stranger chooses the topics: each message can be a refusal that was never seen before."""
     refusals = Refusals(LOG)

@@ -31,6 +31,15 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def test_import_defers_the_module(package):
+    """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it."""
+    assert put_off("heavy_things.one") is True
+    import heavy_things.one  # noqa: F401 - the statement is what is tested
+
+    importlib.import_module("heavy_things.one")
+    assert package == []
+
+
 MARK = "_shoal_loads"
 
 
@@ -68,6 +77,13 @@ def test_missing_name_is_attribute_error(package):
     assert heavy_things.one.VALUE == 1
 
 
+def test_its_siblings_are_imported_as_ever(package):
+    put_off("heavy_things.one")
+    from heavy_things import two
+
+    assert (two.VALUE, package) == (2, ["heavy_things.two"])
+
+
 def test_what_is_loaded_stays_as_it_is(package):
     import heavy_things.one
 
@@ -75,6 +91,11 @@ def test_what_is_loaded_stays_as_it_is(package):
     assert put_off("heavy_things.one") is False
     assert put_off("sys") is False
     assert sys.modules["heavy_things.one"] is heavy_things.one is before
+
+
+def test_putting_off_twice_is_once(package):
+    assert (put_off("heavy_things.one"), put_off("heavy_things.one")) == (True, False)
+    assert package == []
 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all", "heavy_things.three"])

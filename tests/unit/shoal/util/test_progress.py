@@ -9,6 +9,12 @@ import pytest
 from shoal.util.progress import working
 
 
+def test_short_work_says_nothing(capsys):
+    with working("counting"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_long_work_says_so_until_its_end(capsys):
     """Long work says so again and again until its end."""
     with working("counting", after_s=0.02, every_s=0.02):

@@ -155,6 +155,19 @@ def test_unfit_document_is_refused_by_path(path, value, message):
         decode_state(State, changed(path, value))
 
 
+@pytest.mark.parametrize("document", [None, [], 5, "x"])
+def test_other_document_is_refused(document):
+    """A document that is no table is refused."""
+    with pytest.raises(DocumentError, match="the document must be a table"):
+        decode_state(State, document)
+
+
+def test_class_raises_its_own_error():
+    """The class refuses values with its own error."""
+    with pytest.raises(TaskError, match="a negative id"):
+        decode_state(State, changed(["parts", 0, "id"], -1))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -243,3 +256,15 @@ def test_impossible_hint_is_the_classs_fault():
 
     with pytest.raises(TypeError, match="complex"):
         encode_state(Odd(1j))
+
+
+def test_other_version_may_be_read():
+    """Added fields are skipped, and lacking ones take their default, at any depth; what has no default is missed."""
+    document = {"count": 4, "added": {"x": 1}}
+    assert decode_state(State, document, mixed=True) == State(count=4)
+    with pytest.raises(DocumentError):
+        decode_state(State, document)
+    with pytest.raises(DocumentError, match="lacks 'id'"):
+        decode_state(Part, {"offset": None}, mixed=True)
+    with pytest.raises(DocumentError, match="count must be an integer"):
+        decode_state(State, {"count": "4"}, mixed=True)
