@@ -40,6 +40,8 @@ def test_npz_is_cast_to_the_contract(tmp_path):
     batch = load(tmp_path / "d.npz", IMAGES)
     assert batch.x.shape == (6, 1, 2, 2)
     np.testing.assert_array_equal(batch.x.ravel(), np.arange(24))
+    np.testing.assert_array_equal(batch.y, np.arange(6))
+    assert (batch.x.dtype, batch.y.dtype) == (np.float32, np.int64)
 
 
 def test_directory_is_read_in_name_order(tmp_path):
