@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -86,6 +88,14 @@ def test_other_ranks_errors_name_their_rank(toy, monkeypatch, capsys):
         cli.simulate("toy", json=True)
 
 
+def test_a_checkpoint_reaches_resumable_runs(toy, tmp_path):
+    registry._added["toy"] = toy_study(toy, resumable=("fedavg",))
+    cli.simulate("toy", algorithm="fedavg", checkpoint=tmp_path / "run.npz")
+    assert toy.ran[0].checkpoint == tmp_path / "run.npz"
+    with pytest.raises(UsageError, match="toy can't save a run of ifca in a checkpoint"):
+        cli.simulate("toy", checkpoint=tmp_path / "run.npz")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
@@ -106,6 +116,21 @@ def test_nonsense_is_refused_before_a_run(toy, arguments, message, hint):
     assert toy.ran == []
 
 
+@pytest.mark.parametrize("option", ["save", "plot"])
+def test_outputs_need_a_folder(toy, tmp_path, option):
+    with pytest.raises(UsageError, match="there is no folder"):
+        cli.simulate("toy", **{option: tmp_path / "none" / "x.png"})
+    assert toy.ran == []
+
+
+def test_a_machine_without_cuda_is_refused(toy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
+    with pytest.raises(ConfigError, match="there is no CUDA device here") as caught:
+        cli.simulate("toy", device="cuda")
+    assert caught.value.hint == "use --device cpu"
+    assert toy.ran == []
+
+
 def test_all_algorithms_are_one_document(toy, saved, capsys, tmp_path):
     cli.simulate("toy", algorithm="all", json=True, save=tmp_path / "x.json")
     data = json.loads(capsys.readouterr().out)["data"]
@@ -116,11 +141,23 @@ def test_all_algorithms_are_one_document(toy, saved, capsys, tmp_path):
     assert (path, document["algorithm"]) == (tmp_path / "y.json", "ifca")
 
 
+def test_algorithms_run_in_the_order_given(toy, saved, tmp_path):
+    cli.simulate("toy", algorithm="fedavg, ifca", save=tmp_path / "x.json")
+    assert algorithms_of(saved[-1][1]) == ["fedavg", "ifca"]
+
+
 @pytest.mark.parametrize(("asked", "message"), [("ifca,nobody", "no algorithm 'nobody'"), ("ifca,ifca", "twice")])
 def test_wrong_algorithms_are_refused(toy, asked, message):
     with pytest.raises(UsageError, match=message):
         cli.simulate("toy", algorithm=asked)
     assert toy.ran == []
+
+
+def test_a_failure_keeps_earlier_results(toy, saved, tmp_path):
+    toy.broken = ("fedavg",)
+    with pytest.raises(ConfigError, match="broken"):
+        cli.simulate("toy", algorithm="all", save=tmp_path / "x.json")
+    assert [algorithms_of(document) for _, document in saved] == [["ifca"]]
 
 
 @pytest.mark.parametrize(("failures", "status"), [(1, None), (2, ConfigError.exit_code)])

@@ -59,6 +59,41 @@ def test_the_table_has_a_row_an_algorithm(capsys):
         assert first[end : end + 1] in ("", " ")
 
 
+def test_unmeasured_figures_are_dashes(capsys):
+    _, row = lines_of(capsys, result(accuracy=None, published=None, purity=None, ari=None))
+    assert row.split() == ["ifca", "-", "-", "-", "-", "-", "4", "30", "0.123"]
+
+
+def test_other_figures_stand_below_the_table(capsys):
+    """Short ones only; several published figures are no column."""
+    extra = {
+        "gap": 0.123456,
+        "right": True,
+        "seen": [1, 2],
+        "long": list(range(61)),
+        "nested": {"a": {"b": 1}},
+        "none": None,
+        "fits": {"a": 1, "b": 2.55555},
+    }
+    _, row, *rest = lines_of(capsys, result(published={"cfl": 36.0, "from": "Fig. 9"}, **extra))
+    assert row.split()[3] == "-"
+    assert rest == [
+        "",
+        "ifca:",
+        "  published: cfl 36, from Fig. 9",
+        "  gap: 0.1235",
+        "  right: True",
+        "  seen: 1, 2",
+        "  fits: a 1, b 2.556",
+    ]
+
+
+def test_a_switch_is_no_published_number(capsys):
+    _, row, *rest = lines_of(capsys, result(published=True))
+    assert row.split()[3] == "-"
+    assert rest[-1] == "  published: True"
+
+
 def test_success_has_a_line_a_point(capsys):
     points = [{"n": 100, "R": 0.25, "probability": 0.125, "trials": 40}] * 61
     curves = {"a": {"k": 2, "line": "n", "axis": "R", "points": points}}

@@ -7,6 +7,7 @@ import pytest
 from shoal_lab.experiments.run_pages import RunRecorder, write_page
 
 from aggregator.numerics.backend import NumpyBackend
+from shoal.errors import ConfigError
 from shoal.page.page import MOST_RUNS
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
@@ -66,6 +67,17 @@ def test_each_run_becomes_a_history(tmp_path):
     assert fedavg["points"]["seconds"] == [None] * 3
 
 
+def test_of_starts_the_kept_one_is_shown():
+    recorder = RunRecorder()
+    settings = {"k": "2", "restarts": "3", "restart_rounds": "2"}
+    with watched_by(recorder.round_closed):
+        done = simulated("ifca", settings, rounds=5)
+    assert recorder.seen == 1
+    found = recorder.runs[0].document()["points"]
+    assert found["round"] == [r.round for r in done.history]
+    assert found["loss"] == pytest.approx([r.loss for r in done.history], rel=1e-4)
+
+
 def test_a_sweep_shows_its_first_runs(tmp_path):
     recorder = RunRecorder()
     with watched_by(recorder.round_closed):
@@ -75,3 +87,12 @@ def test_a_sweep_shows_its_first_runs(tmp_path):
     write_page(path, "sweep", recorder, [], "a sweep")
     assert len(embedded(path)["runs"]) == MOST_RUNS
     assert f"The first {MOST_RUNS} of {MOST_RUNS + 2} runs." in embedded(path)["note"]
+
+
+def test_results_histories_stand_in_for_runs(tmp_path):
+    history = [{"round": 1, "accuracy": 50.0, "loss": 1.0}, {"round": 2, "accuracy": None, "loss": 0.5}, {"n": 3}]
+    path = tmp_path / "page.html"
+    write_page(path, "x", RunRecorder(), [{"algorithm": "ifca", "rounds": 2, "history": history}], "x")
+    assert embedded(path)["runs"][0]["points"]["accuracy"] == [0.5, None]
+    with pytest.raises(ConfigError):
+        write_page(tmp_path / "missing" / "x.html", "x", RunRecorder(), [], "x")

@@ -32,6 +32,19 @@ def test_runs_are_read_in_order_of_files(tmp_path):
     assert [k.data["algorithm"] for k in found] == ["p", "cfl", "cfl"]
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "seed"),
+    [
+        (["x", "--seed", "3", "--set", "a=1"], ("x", "--set", "a=1"), 3),
+        (["x", "--seed=3", "--json", "--set=a=1"], ("x", "--set=a=1"), 3),
+        (["--save", "f", "x", "--data-dir=d", "--plot", "p.png", "--checkpoint", "c"], ("x",), 0),
+        (["x", "--mask", "none"], ("x", "--mask", "none"), 0),
+    ],
+)
+def test_seeds_and_files_are_left_out(command, words, seed):
+    assert table._words(command) == (words, seed)
+
+
 def kept(seed=0, words=("cfl-noise",), **data):
     return Kept(ROOT / "results" / "cfl.jsonl", words, seed, run(**data))
 
@@ -39,6 +52,19 @@ def kept(seed=0, words=("cfl-noise",), **data):
 def row(*runs):
     (line,) = block(runs).splitlines()[2:]
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_runs_of_one_setting_are_one_line():
+    runs = [kept(7, accuracy=80.0, ari=1.0), kept(0, accuracy=91.256, ari=0.5), kept(3, accuracy=85.0, ari=0.75)]
+    assert row(*runs) == [
+        "`cfl-noise`",
+        "cfl",
+        "-",
+        "mean 85.42; 0: 91.26; 3: 85.00; 7: 80.00",
+        "0.50 to 1.00",
+        "min_contributors 1, no weight cap, no norm limits, robust off, no mask",
+        "[cfl](../results/cfl.jsonl)",
+    ]
 
 
 def test_lines_are_in_the_papers_order():
@@ -59,8 +85,21 @@ def test_lines_are_in_the_papers_order():
     ]
 
 
+@pytest.mark.parametrize(
+    ("aris", "shown"),
+    [([None, None], "-"), ([1.0, 1.0], "1.00"), ([None, 0.5], "0.50"), ([-0.02, -0.1], "-0.10 to -0.02")],
+)
+def test_one_index_is_shown_once(aris, shown):
+    assert row(*[kept(i, ari=ari) for i, ari in enumerate(aris)])[4] == shown
+
+
 NORMS = {"mean_updates": 0.0123, "largest_updates": 0.9}
 RISES = {"a": {"rises": {"R 1": True, "R 2": False}}, "b": {"rises": {"R 1": True}}}
+
+
+SHOWN = "1 91.3 / 80.0, 3 95.0 / 90.0"
+
+
 CLASSES = {"1": {"max": 91.26, "median": 80.0}, "3": {"max": 95.0, "median": 90.04}}
 
 
@@ -88,6 +127,22 @@ def test_our_figure_is_the_experiments(data, shown):
     if "classes" in data:
         data = {**data, "published": data["classes"]}
     assert row(kept(**data))[3] == f"0: {shown}"
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ({"published": 96.0}, "96.0"),
+        ({"published": "positive from 20"}, "positive from 20"),
+        ({"published": {"perplexity": 36.0, "splits": "late"}}, "perplexity 36.0, splits late"),
+        (
+            {"accuracy": None, "classes": CLASSES, "published": CLASSES},
+            f"classes a device, max / median: {SHOWN}",
+        ),
+    ],
+)
+def test_the_published_figures_are_shown(data, shown):
+    assert row(kept(**data))[2] == shown
 
 
 def test_only_text_between_marks_is_replaced(tmp_path, monkeypatch):

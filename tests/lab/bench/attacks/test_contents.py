@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from shoal_lab.bench.attacks import contents
-from shoal_lab.bench.attacks.contents import BATCH, VIEWS, counts_of, gradient_of, match, read_rows
-from shoal_lab.bench.attacks.lab import CLASSES
+from shoal_lab.bench.attacks.contents import BATCH, MEMBERS, VIEWS, counts_of, gradient_of, match, overlap, read_rows
+from shoal_lab.bench.attacks.lab import CLASSES, Images
 from torch import nn
 
 from crypto.mask.modes.registry import MODES
@@ -33,6 +33,12 @@ def test_label_counts(counts, expected):
     np.testing.assert_allclose(counts_of(bias_gradient(counts), UNIFORM), expected, atol=1e-4)
 
 
+def test_counts_that_overlap():
+    truth = np.array([16, 16, 0, 0, 0, 0, 0, 0, 0, 0])
+    assert overlap(truth.astype(float), truth) == 1.0
+    assert overlap(np.array([16.4, 8, 8, 0, 0, 0, 0, 0, 0, 0]), truth) == 0.75
+
+
 def first_layer_gradient(lab, images, errors):
     """Return a gradient (d,) whose first layer is that of ``images`` (n, pixels) with errors (n, units)."""
     weights, bias = errors.T @ images, errors.sum(0)
@@ -50,6 +56,16 @@ def test_each_row_over_its_bias_is_the_image(lab):
     np.testing.assert_allclose(rows[excited], np.repeat(image, len(excited), 0), atol=1e-5)
     assert rows[5].tolist() == [0.0] * lab.side**2
     np.testing.assert_allclose(bias, errors[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("second", "most"), [(-1.0, 0.0), (-0.99, 1.0)])
+def test_two_images_stay_within_greys(lab, second, most):
+    """Errors that cancel in the bias show nothing; where they nearly do, the quotient is far beyond."""
+    images = np.stack([np.ones(lab.side**2), np.zeros(lab.side**2)])
+    errors = np.ones((2, lab.hidden))
+    errors[1] = second
+    rows, _ = read_rows(first_layer_gradient(lab, images, errors), lab)
+    assert (rows.min(), rows.max()) == (most, most)
 
 
 @pytest.fixture
@@ -115,6 +131,11 @@ def shuffled_gradient(x, units=20):
     return rng.permutation((rng.standard_normal((units, 1)) * x).ravel()).astype(np.float32)
 
 
+def test_the_true_histogram_leaves_out_black():
+    found = contents.true_histogram(np.array([0, 0, 1 / 16, 1, 1, 0.5], np.float32), 16)
+    assert (len(found), found[[0, 7, 15]].tolist()) == (16, [0.25, 0.25, 0.5])
+
+
 @pytest.mark.parametrize("levels", [16, 255])
 def test_grey_levels_are_read_in_any_order(levels):
     """Values without a common factor show less than the usual image does."""
@@ -124,3 +145,38 @@ def test_grey_levels_are_read_in_any_order(levels):
     noise = np.random.default_rng(3).standard_normal(20 * 64).astype(np.float32)
     usual = contents.true_histogram(np.concatenate([picture(levels, seed=s) for s in range(9)]), levels)
     assert np.minimum(contents.histogram(noise, levels), truth).sum() < np.minimum(usual, truth).sum()
+
+
+class Bench:
+    """Image i is the unit vector i, which is its gradient too; an update is the sum of its images' negative gradients."""
+
+    def __init__(self, *, hidden=False):
+        self.hidden = hidden
+        self.drawn = []
+
+    def trials(self, _full, quick):
+        return quick
+
+    def pick(self, what, n):
+        order = np.random.default_rng(sum(what.encode())).permutation(n)
+        return Images(np.eye(n, dtype=np.float32)[order], np.zeros(n, np.int64))
+
+    def gradient(self, images):
+        return images.x.sum(0)
+
+    def update(self, images, _settings, *, seed):
+        self.drawn.append((len(images), seed))
+        return -self.gradient(images)
+
+    def masked(self, vector, _mode, round_):
+        assert round_ == self.drawn[-1][1] + 1
+        return np.zeros_like(vector) if self.hidden else vector
+
+
+@pytest.mark.parametrize(("hidden", "success"), [(False, 1.0), (True, 0.5)])
+def test_members_are_nearer_than_others(hidden, success):
+    """The update points against its own images' gradients. Every device has a seed of its own."""
+    bench = Bench(hidden=hidden)
+    (result,) = contents.membership(bench, "none")
+    assert (result.success, result.chance, result.unit) == (success, 0.5, "AUC")
+    assert bench.drawn == [(MEMBERS, seed) for seed in range(12)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.insiders import _false_count, _spike, collusion
+from shoal_lab.bench.attacks.insiders import _false_count, _places, _spike, answer, collusion, signs
 from shoal_lab.bench.attacks.lab import device_model, signed_plan
 
 from crypto.mask.modes.registry import MODES
@@ -21,6 +21,30 @@ def test_a_device_checks_forged_means(lab):
         device_model(lab, "permutation", np.full(lab.length, 10 * plan.recipe.norm_limit, np.float32))
     with pytest.raises(UntrustedError, match="a mean of 2 devices"):
         device_model(lab, "permutation", spike, contributors=2)
+
+
+def test_features_follow_the_coordinate():
+    """And not its position or sign; those of an update of zeros are finite."""
+    delta, order = np.array([0.0, -3.0, 4.0, 0.0], np.float32), np.array([2, 0, 3, 1])
+    found = signs(delta, 0.5, 1)
+    np.testing.assert_allclose(found, [0.5, np.log(5), np.log(4), 0.5, np.log(3 / 5)], atol=1e-8)
+    np.testing.assert_allclose(signs(-delta[order], 0.5, 3), found)
+    assert np.isfinite(signs(np.zeros(3, np.float32), 1.0, 0)).all()
+
+
+def test_every_tensor_is_probed_alike():
+    truth = np.repeat([0, 1, 2], [100, 5, 50])
+    found = _places(truth, np.random.default_rng(0), 10)
+    assert np.bincount(truth[found]).tolist() == [10, 5, 10]
+    assert len(set(found.tolist())) == 25
+
+
+def test_answer_has_the_reported_loss(lab):
+    """From the forged model, rounded."""
+    batch = lab.pick("a test", 40)
+    _, loss = answer(lab, lab.origin, batch)
+    _, other = answer(lab, lab.origin + _spike(lab, lab.length - 1), batch)
+    assert round(loss, 4) == loss != other
 
 
 @pytest.mark.parametrize("mode", with_long(MODES, "rotation"))

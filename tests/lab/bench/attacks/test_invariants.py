@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.invariants import _norms, assign, nearest, products
+from shoal_lab.bench.attacks.invariants import _by_loss, _norms, assign, nearest, products, skewed
 
 
 def test_swaps_find_a_hidden_assignment():
@@ -12,6 +12,20 @@ def test_swaps_find_a_hidden_assignment():
     found = assign(gram[np.ix_(order, order)], gram, np.random.default_rng(0))
     assert np.array_equal(found, order)
     assert sorted(assign(np.ones((4, 4)), np.ones((4, 4)), np.random.default_rng(0)).tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.torch
+def test_skewed_device_is_mostly_one_class(lab):
+    found, other = (skewed(lab, lab.private, 3, what) for what in ("a test", "another"))
+    assert len(found) == 100
+    assert (found.y == 3).sum() >= 80
+    assert len(set(found.y.tolist())) > 5
+    assert not np.array_equal(found.x, other.x)
+
+
+@pytest.mark.parametrize(("losses", "share"), [([1.0, 2.0, 3.0], 1.0), ([1.0, 1.0, 3.0], 2 / 3), ([1.0] * 4, 0.25)])
+def test_equal_losses_are_guessed_among(losses, share):
+    assert _by_loss(np.array(losses)) == pytest.approx(share)
 
 
 def test_products_and_norms_are_in_float64():

@@ -13,6 +13,7 @@ from shoal_lab.bench.attacks.lab import (
     LR,
     RUN_ID,
     FleetKeys,
+    Images,
     make_lab,
 )
 
@@ -58,6 +59,13 @@ def test_keys_of_a_run(lab, mode, lifetime):
         assert not np.array_equal(keys.masked(rows, 1), other.masked(rows, 1))
 
 
+def test_a_draw_depends_on_its_name_alone(lab):
+    one, same, other = (lab.pick(what, 50) for what in ("a", "a", "b"))
+    assert np.array_equal(one.x, same.x)
+    assert not np.array_equal(one.x, other.x)
+    assert len({x.tobytes() for x in one.x}) == 50
+
+
 def test_fresh_keys_are_the_schedules(lab):
     """A device that takes the rounds one after the other masks alike."""
     mode, rows = "signed-permutation", normal(LENGTH)
@@ -78,6 +86,12 @@ def test_a_one_step_update_is_the_gradient(lab):
     parts = torch.autograd.grad(loss, list(model.parameters()))
     expected = torch.cat([p.flatten() for p in parts]).numpy()
     np.testing.assert_allclose(lab.gradient(batch), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_mean_image_is_of_one_class_or_all():
+    images = Images(np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 0.0]], np.float32), np.array([4, 4, 7]))
+    assert images.mean().tolist() == pytest.approx([0.5, 2 / 3])
+    assert images.mean(4).tolist() == [0.5, 1.0]
 
 
 def test_public_and_private_images_are_apart(monkeypatch):

@@ -17,6 +17,7 @@ from shoal_lab.bench.attacks.past import (
     ROUNDS,
     STOLEN,
     VICTIM,
+    Ambush,
     Keyring,
     Loot,
     _in_memory,
@@ -30,7 +31,7 @@ from shoal_lab.bench.attacks.past import (
     since,
     steal,
 )
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.faults import Hop, Passage
 from shoal_lab.loopback.fleet import LoopbackFleet
 
 from aggregator.membership import AggregatorMembership
@@ -140,6 +141,16 @@ def test_a_versions_secret_gives_its_runs(run, found):
     version = VersionKey(PLAN.fleet, VERSION, DRAWN)
     version.skip_to_run(run)
     assert rounds_opened(version.reveal()) == found
+
+
+def test_the_ambush_strikes_once():
+    """As the client's upload leaves."""
+    struck, tap = [], Ambush()
+    tap.arm("a", lambda: struck.append(len(tap.heard)))
+    up, state = "shoal/v1/lab/d/a/up", "shoal/v1/lab/d/a/state"
+    for hop, client, topic in ((Hop.UP, "b", up), (Hop.DOWN, "a", up), (Hop.UP, "a", state), *[(Hop.UP, "a", up)] * 2):
+        assert tuple(tap(Passage(hop, client, topic, b"x"))) == (0.0,)
+    assert (struck, len(tap.heard)) == ([3], 5)
 
 
 def shares(found, stolen=STOLEN):

@@ -5,8 +5,12 @@ import pytest
 from shoal_lab.bench.attacks import places
 from shoal_lab.bench.attacks.lab import ONE_EPOCH
 from shoal_lab.bench.attacks.places import (
+    closest,
+    features,
     fleet_run,
     masked_run,
+    paths,
+    project,
     read_map,
     shadow_run,
     undo,
@@ -50,6 +54,35 @@ def test_all_rounds_are_masked_under_one_key(short):
     assert masked_run(short, "rotation") is seen
     short.forget("rotation")
     assert masked_run(short, "rotation") is not seen
+
+
+def test_features_by_hand():
+    """One coordinate, two rounds of two devices: 1, 3 and -2, 0; one that never moved has finite features."""
+    (found,) = features(np.array([[[1.0], [3.0]], [[-2.0], [0.0]]], np.float32))
+    sizes, spread = 1.5, np.std([1, 3, -2, 0])
+    expected = [np.log(sizes), np.log(3), np.log(1.5), 0.25, np.log(sizes / spread), np.log(2), np.log(1)]
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert np.isfinite(features(np.zeros((1, 2, 3), np.float32))).all()
+
+
+def test_paths_are_matched_with_any_signs(monkeypatch):
+    monkeypatch.setattr(places, "_CHUNK", 7)
+    values, one = normal(6, 3, 40), np.ones(6)
+    flipped = values * np.where(np.arange(40) % 2, -1, 1).astype(np.float32)
+    assert np.array_equal(closest(paths(flipped, one, signed=False), paths(values, one, signed=False)), np.arange(40))
+    assert not np.array_equal(closest(paths(flipped, one, signed=True), paths(values, one, signed=True)), np.arange(40))
+
+
+def test_projection_gives_part_in_the_span():
+    known = [normal(50, seed=s) for s in (1, 2)]
+    turn = np.linalg.qr(normal(50, 50).astype(float))[0].astype(np.float32)
+    masked = [turn @ k for k in known]
+    inside = 2 * known[0] - known[1]
+    assert np.allclose(project(known, masked, turn @ inside), inside, atol=1e-4)
+    outside = normal(50, seed=9).astype(float)
+    for axis in np.linalg.qr(np.stack(known).T.astype(float))[0].T:
+        outside -= (outside @ axis) * axis
+    assert np.linalg.norm(project(known, masked, (turn @ outside).astype(np.float32))) < 1e-3
 
 
 @pytest.mark.parametrize("flip", [False, True])

@@ -10,22 +10,33 @@ from shoal_lab.bench.load import driver as load_driver
 from shoal_lab.bench.load.driver import (
     GROUPS,
     SAMPLES,
+    SPREAD,
     TARGET_NORM,
     Driver,
     DriverReport,
     DriverSpec,
+    LoadTransport,
+    LoadWorker,
     Pull,
     Trainings,
     batch_of,
+    scale_of,
     target_of,
 )
 
 from shoal.errors import UntrustedError
+from shoal.protocol.chunking import ChunkKind, split
 from shoal.transport.base import Connected, Message, TakenOver
-from tests.helpers.tasks import manifest
+from tests.helpers.tasks import logistic_bundle, manifest
 
 D = 50
 BIRTH = 3
+
+
+def test_no_two_devices_send_the_same_update():
+    scales = {scale_of(place) for place in range(2000)}
+    assert len(scales) == 2000
+    assert 1.0 <= min(scales) < max(scales) < 1.0 + SPREAD
 
 
 def test_gradients_lead_to_target_of_a_group():
@@ -59,6 +70,33 @@ def test_trainings_run_when_they_are_due():
     assert (done, trainings.carried_out) == ([1, 2, 0], 3)
 
 
+@pytest.mark.parametrize(
+    "end", [lambda worker: worker.submit(lambda _cancelled: 2, worker.done.append), LoadWorker.close]
+)
+def test_a_cancelled_training_is_not_counted(end):
+    """The next one of its device cancels it, and so does the end."""
+    trainings, done = Trainings(lambda: 0.0), []
+    worker = LoadWorker(trainings)
+    worker.done = done
+    worker.cancel()
+    worker.submit(lambda _cancelled: 1, done.append)
+    end(worker)
+    while trainings.run_due():
+        pass
+    assert done == [2] * trainings.carried_out
+    assert trainings.carried_out == (end is not LoadWorker.close)
+
+
+def test_reminders_are_counted(monkeypatch):
+    sent = []
+    monkeypatch.setattr(load_driver.MqttTransport, "publish", lambda _self, topic, *_a, **_k: sent.append(topic))
+    transport = LoadTransport.__new__(LoadTransport)
+    for kind in (ChunkKind.REMINDER, ChunkKind.UPLOAD, ChunkKind.REMINDER, ChunkKind.STATE):
+        transport.publish(kind.name, split(b"x", kind=kind, round=1)[0])
+    assert transport.reminders == 2
+    assert sent == ["REMINDER", "UPLOAD", "REMINDER", "STATE"]
+
+
 @pytest.fixture
 def driver(monkeypatch):
     """A driver of two devices that has not connected."""
@@ -76,6 +114,16 @@ def driver(monkeypatch):
         transport = types.SimpleNamespace(reminders=(1, 4)[place])
         made._present[place] = load_driver._Present(BIRTH, transport, runtime)
     return made
+
+
+def test_devices_of_a_group_share_a_target(driver):
+    """Each at its own scale; a target is drawn once a group."""
+    bundle = logistic_bundle()
+    zero = np.zeros(bundle.length, np.float32)
+    gradients = [driver._pull(place, bundle).grad(zero, None, None)[1] for place in (0, GROUPS, 1)]
+    np.testing.assert_allclose(gradients[1] / scale_of(GROUPS), gradients[0] / scale_of(0), rtol=1e-5)
+    assert not np.allclose(gradients[2] / scale_of(1), gradients[0] / scale_of(0))
+    assert len(driver._targets) == 2
 
 
 def test_events_reach_their_device_in_order(driver):

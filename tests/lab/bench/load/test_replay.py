@@ -3,6 +3,7 @@
 import pytest
 from shoal_lab.bench.load import replay as load_replay
 from shoal_lab.bench.load.replay import (
+    COORDINATOR,
     PRESENCES_FILE,
     Item,
     Replay,
@@ -19,10 +20,10 @@ from shoal.membership.directory import KEY_FILE
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import encode
-from shoal.protocol.messages import Control
+from shoal.protocol.messages import Action, Control
 from shoal.protocol.topics import Topics
 from shoal.simulation.process_fleet import Stage
-from shoal.transport.base import Message
+from shoal.transport.base import Connected, Message
 
 TOPICS = Topics("load")
 DEVICES = ("dev-a", "dev-b")
@@ -95,6 +96,15 @@ def test_items_are_read_back_from_their_file(tmp_path):
     assert list(read_items(tmp_path / "round")) == items
 
 
+def test_each_connection_retains_presences(place):
+    place.replay._take(None)
+    for _ in range(2):
+        place.replay._take(Connected(session_present=False))
+        assert [(topic, head.kind, retain, qos) for topic, head, retain, qos in place.sent()] == [
+            (TOPICS.state(device), ChunkKind.STATE, True, 1) for device in DEVICES
+        ]
+
+
 def test_uploads_follow_an_announcement_once(place, monkeypatch):
     """At QoS 0 where the broker takes a round at once, since it drops what is above its receive maximum."""
     monkeypatch.setattr(limits, "RECEIVE_MAXIMUM", 5)
@@ -109,3 +119,29 @@ def test_uploads_follow_an_announcement_once(place, monkeypatch):
     place.announce(2)
     assert [(head.round, qos) for _, head, _, qos in place.sent()] == [(2, 1)] * 6
     assert place.replay.report().uploads == 4
+
+
+def test_unanswered_uploads_are_sent_again(place):
+    """The report counts requests for missing chunks."""
+    place.announce(1)
+    place.sent()
+    place.answer("dev-a", Action.ACK)
+    place.answer("dev-b", Action.NACK, round_=2)
+    assert place.replay._publish_round(1, again=True) == 1
+    assert [(topic, qos) for topic, _, _, qos in place.sent()] == [(TOPICS.up("dev-b"), 1)]
+    assert place.replay.report().nacks == 1
+
+
+def test_parts_go_to_their_workers(place):
+    """And count as one upload."""
+    items = [Item("dev-a", bytes([receiver & 0xFF]) * 16, bytes(10), receiver) for receiver in (COORDINATOR, 0, 1)]
+    place.write(_round_file(1), *items)
+    place.announce(1)
+    assert [(topic, head.kind) for topic, head, _, _ in place.sent()] == [
+        (TOPICS.up("dev-a"), ChunkKind.UPLOAD),
+        (TOPICS.part("dev-a", 0), ChunkKind.PART),
+        (TOPICS.part("dev-a", 1), ChunkKind.PART),
+    ]
+    place.answer("dev-a", Action.ACK)
+    assert place.replay._publish_round(1, again=True) == 0
+    assert (place.replay.report().uploads, place.sent()) == (1, [])

@@ -34,6 +34,15 @@ def test_a_database_that_grows_is_not_flat(growth, flat):
     assert (found["rounds"], found["minutes"], len(found["samples"])) == (1100, 11.0, 12)
 
 
+@pytest.mark.parametrize(("count", "ends"), [(9, (1.0, 7.0)), (4, (0.5, 2.5))])
+def test_thirds_have_two_samples_at_least(count, ends):
+    """They leave out the middle; one without a closed round divides by one."""
+    found = figures([sample(float(n), 5, rss_mb=n) for n in range(count)])
+    thirds = found["first_third"], found["last_third"]
+    assert tuple(third["rss_mb"] for third in thirds) == ends
+    assert thirds[1]["seconds_per_round"] == max(2, count // 3) - 1
+
+
 @pytest.mark.parametrize("name", SLACK)
 def test_figure_may_rise_by_a_tenth(name):
     """A figure may rise by a tenth and its slack."""

@@ -31,6 +31,19 @@ def save(model, algorithm, devices, data=DATA):
     record.save(table.ROOT / table.FILE, data, command=table.command_of(model, algorithm, devices))
 
 
+def test_lines_are_in_the_fleets_order():
+    for run in (("mlp", "cfl", 10), ("logistic", "cfl", 100), ("logistic", "fedavg", 2000), ("logistic", "fedavg", 10)):
+        save(*run, DATA | {"devices": run[2]})
+    lines = [line.split("|") for line in table.block().splitlines()[2:]]
+    found = [(cells[1].strip().partition("]")[0][1:], cells[2].strip(), int(cells[3])) for cells in lines]
+    assert found == [
+        ("logistic", "fedavg", 10),
+        ("logistic", "fedavg", 2000),
+        ("logistic", "cfl", 100),
+        ("mlp", "cfl", 10),
+    ]
+
+
 def test_line_has_figures_and_link():
     """A line has the figures and a link to its result."""
     assert len(table.block().splitlines()) == 2

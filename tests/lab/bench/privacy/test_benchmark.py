@@ -2,13 +2,15 @@
 
 import base64
 import html
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+from PIL import Image
 from shoal_lab.bench.attacks.base import Picture, Result
-from shoal_lab.bench.privacy.benchmark import mode_report, rows_of, verdict, words
+from shoal_lab.bench.privacy.benchmark import mode_report, rows_of, shown, verdict, words
 from shoal_lab.bench.privacy.page import page, png
 
 SQUARE = np.linspace(0, 1, 9, dtype=np.float32).reshape(3, 3)
@@ -70,6 +72,22 @@ def test_the_verdict_follows_the_results(seen, left):
     alone, both = ({"s": (variant("run", 0.9), variant("round", fresh))} for fresh in (0.1, 0.9))
     assert "(s with one key a run)" in verdict(CAN, alone)
     assert "(s)" in verdict(CAN, both)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(12.345, "dB", "12.3"), (0.5, "share", "0.500"), (0.001, "share", "0.0010"), (0, "", "0.000")],
+)
+def test_figures_in_the_form_of_their_unit(value, unit, text):
+    assert shown(value, unit) == text
+
+
+def test_picture_is_a_png_of_right_levels():
+    """Also where values lie beyond 0 and 1."""
+    data = png(np.array([[0.0, 1.0, 0.5], [2.0, -1.0, 0.2]], np.float32))
+    found = Image.open(io.BytesIO(data))
+    assert found.format == "PNG"
+    assert np.asarray(found).tolist() == [[0, 255, 128], [255, 0, 51]]
 
 
 def test_rows_are_of_one_variant():

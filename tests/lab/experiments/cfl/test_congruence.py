@@ -52,3 +52,23 @@ def test_norms_are_those_of_eqs_32_and_33() -> None:
 
 def row(value: float, **more: float) -> dict[str, float]:
     return {"mean_updates": value, "largest_updates": 2 * value, "loss": value, **more}
+
+
+def test_the_summary_is_of_the_last_tenth() -> None:
+    """Twenty rounds: the last two, 4 and 2, over the largest, 10; gradients were measured in one of them."""
+    rows = [row(10.0, mean_gradients=8.0, largest_gradients=8.0), *[row(1.0)] * 17]
+    rows += [row(4.0), row(2.0, mean_gradients=2.0, largest_gradients=4.0)]
+    assert cfl_congruence.summary(rows) == {
+        "mean_updates": 0.3,
+        "largest_updates": 0.3,
+        "mean_gradients": 0.25,
+        "largest_gradients": 0.5,
+        "loss": 3.0,
+    }
+
+
+def test_missing_gradients_are_none() -> None:
+    rows = [row(2.0, mean_gradients=8.0, largest_gradients=8.0), row(1.0)]
+    found = cfl_congruence.summary(rows)
+    assert found["mean_gradients"] is found["largest_gradients"] is None
+    assert found["mean_updates"] == 0.5

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from shoal_lab.experiments.cfl import gap as cfl_gap
-from shoal_lab.experiments.cfl.gap import GRADIENT, gradients
+from shoal_lab.experiments.cfl.gap import GRADIENT, gradients, positive_from
 from shoal_lab.experiments.studies.watch import gap_of
 from torch.nn import functional
 
+from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.fleet import sim_options
@@ -59,6 +60,17 @@ def test_a_gap_knows_a_right_bipartition() -> None:
     assert not bad.right
 
 
+def test_a_gap_counts_from_where_it_stays() -> None:
+    """A point that is positive before a negative one does not count."""
+    rows = [
+        {"samples": n, **{f"gap_{k}": g for k in cfl_gap.KINDS}, **{f"trials_{k}": [g, t] for k in cfl_gap.KINDS}}
+        | {f"right_{k}": 2 for k in cfl_gap.KINDS}
+        for n, g, t in ((10, 0.2, 0.2), (20, -0.1, 0.1), (50, 0.3, -0.1), (100, 0.4, 0.4))
+    ]
+    marks = positive_from(rows, "samples")["updates"]
+    assert marks == {"mean": 50, "every_trial": 100, "right_bipartition": 10}
+
+
 def test_positive_gaps_cut_no_group() -> None:
     """Corollary 1, on three groups about random directions, with more noise in each draw; groups of one have no pair."""
     rng, found = np.random.default_rng(0), []
@@ -83,3 +95,14 @@ def test_gaps_over_samples(data_sets: Path) -> None:
     assert data["parameters"]["seeds"] == [0, 1000]
     assert data["accuracy"] is None
     assert data["published"].startswith("positive from 20")
+
+
+def test_the_gap_grows_during_training(data_sets: Path) -> None:
+    rows = run("cfl-gap-rounds", data_sets, devices=8, samples=80, rounds=12, settings={**MLP, "trials": 1})["history"]
+    assert [r["round"] for r in rows] == list(range(1, 13))
+    assert rows[-1]["gap_updates"] > rows[0]["gap_updates"]
+
+
+def test_no_trials_are_refused(data_sets: Path) -> None:
+    with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
+        run("cfl-gap-samples", data_sets, settings={"trials": 0})

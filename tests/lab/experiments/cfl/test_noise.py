@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from shoal_lab.experiments.cfl import noise as cfl_noise
 
+from shoal.errors import UsageError
 from tests.helpers.studies import run
 
 
@@ -53,3 +54,19 @@ def test_gamma_counts_to_the_first_failure() -> None:
     assert cfl_noise.largest_gamma(history, 3) == 1.0
     assert cfl_noise.largest_gamma(history, 4) is None
     assert cfl_noise.largest_gamma(history, 9) is None
+
+
+def test_a_point_does_not_depend_on_the_grid() -> None:
+    """Each point has a stream of its own, by seed, groups and gamma."""
+    one = cfl_noise.draw(3, 1.5, 20, np.random.default_rng(2))[0]
+    assert one.dtype == np.float32
+    assert one.shape == (9, 20)
+    assert cfl_noise.chance(5, 2.0, 9, 20, 0) == cfl_noise.chance(5, 2.0, 9, 20, 0)
+    found = {cfl_noise.chance(5, 2.0, 40, 20, seed).positive_gap for seed in range(6)}
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("settings", [{"trials": "0"}, {"dimensions": "1"}])
+def test_a_sweep_without_draws_is_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"trials in \d+ dimensions"):
+        run("cfl-noise", settings=settings)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
-from shoal_lab.experiments.common.experiment import Options, Quiet, Study, parsed
+from shoal_lab.experiments.common.experiment import Options, Quiet, Study, as_json, nearest, parsed
 
 from shoal.errors import UsageError
 from tests.helpers.results import result
@@ -17,6 +20,22 @@ def test_the_interface_is_the_fixed_one():
     assert (data["accuracy"], data["purity"], data["ari"], data["published"]) == (91.5, 1.0, 0.9, 90.0)
     assert "accuracy_last" not in data
     assert result(accuracy_last=88.0).data()["accuracy_last"] == 88.0
+
+
+def test_extras_hide_no_fixed_name():
+    assert result(extra={"gap": 0.3}).data()["gap"] == 0.3
+    with pytest.raises(ValueError, match="purity"):
+        result(extra={"purity": 0.3}).data()
+
+
+def test_numpys_values_become_json():
+    """A result is always one JSON object, for any values of an experiment."""
+    odd = {"a": np.float32(0.5), "b": np.arange(2), "c": float("nan"), "d": (1, np.int64(2)), 3: np.bool_(True)}
+    data = result(extra={"odd": odd}, accuracy=np.float64("inf")).data()
+    assert data["odd"] == {"a": 0.5, "b": [0, 1], "c": None, "d": [1, 2], "3": True}
+    assert data["accuracy"] is None
+    json.dumps(data, allow_nan=False)
+    assert as_json({"x": [np.nan, 1]}) == {"x": [None, 1]}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +63,12 @@ def test_a_setting_of_other_type_is_refused(text, default):
     with pytest.raises(UsageError, match=f"--set knob={text}: it takes") as caught:
         parsed("knob", text, default)
     assert caught.value.hint == f"the default is knob={default}"
+
+
+def test_the_nearest_name_is_offered():
+    assert nearest("epoch", ("lr", "epochs")) == "do you mean epochs? there are epochs, lr"
+    assert nearest("colour", ("lr",)) == "there are lr"
+    assert nearest("x", ()) == "there are none"
 
 
 def study(**changes):

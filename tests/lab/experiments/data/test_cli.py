@@ -9,6 +9,7 @@ import pytest
 from shoal_lab.experiments.data import cli, datasets, download
 from shoal_lab.experiments.data.download import Fetched
 
+from shoal.errors import UsageError
 from shoal.util.console import note
 from tests.helpers.datafiles import digits
 
@@ -32,6 +33,25 @@ def test_the_list_has_folders_or_ways(tmp_path, capsys):
     assert found["cifar10"]["folder"] is None
     assert found["cifar10"]["obtain"].endswith(f" in {tmp_path}/sets/cifar10")
     assert found["cifar10"]["places"][0] == f"{tmp_path}/sets/cifar10"
+
+
+def test_lines_say_which_sets_are_missing(tmp_path, capsys):
+    digits(tmp_path / "sets" / "mnist")
+    cli.list_data(tmp_path / "sets")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"mnist          {tmp_path}/sets/mnist"
+    assert len(lines) == len(datasets.names())
+    assert all(line[15:].startswith("not here: ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("name", ["cifar10", "ag-news"])
+def test_other_sets_say_how_to_get_them(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(download, "fetch_mnist", lambda *_, **__: pytest.fail("nothing is fetched"))
+    with pytest.raises(UsageError, match=f"{name} can't be fetched") as caught:
+        cli.fetch(name, to=tmp_path / "here")
+    assert caught.value.hint == datasets.obtain(name, tmp_path / "here")
+    with pytest.raises(UsageError, match="no data set 'imagenet'"):
+        cli.fetch("imagenet")
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -61,6 +61,13 @@ def test_absent_data_says_what_where_and_how(tmp_path):
     assert "shoal data fetch mnist" in caught.value.hint
 
 
+def test_the_missing_file_is_named(tmp_path):
+    digits(tmp_path / "d")
+    (tmp_path / "d" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(datasets.MissingDataError, match=r"d/t10k-labels-idx1-ubyte is missing"):
+        datasets.load("mnist", tmp_path / "d")
+
+
 def test_mnist_is_not_fashion_mnist(tmp_path, monkeypatch):
     """Both have the same file names; only the official training labels tell them apart."""
     import hashlib
@@ -91,6 +98,13 @@ def test_labels_must_fit_the_images(tmp_path):
         datasets.load("mnist", tmp_path / "d")
 
 
+def test_vectors_are_no_images(tmp_path):
+    digits(tmp_path / "d", packed=False)
+    (tmp_path / "d/train-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 16), np.uint8)))
+    with pytest.raises(DataError, match=r"array of shape \(60, 16\)"):
+        datasets.load("mnist", tmp_path / "d")
+
+
 @pytest.mark.parametrize("inside", [".", "cifar-10-batches-bin"])
 def test_cifar_is_read_red_green_blue(tmp_path, inside):
     """A row is a label, then the three planes; five batches train, one tests."""
@@ -100,6 +114,14 @@ def test_cifar_is_read_red_green_blue(tmp_path, inside):
     assert made.x_test.shape == (2, 3, 32, 32)
     assert np.array_equal(made.y_train[:2], labels)
     assert made.x_train[1, 2, 0, 5] == np.float32(pixels[1, 2048 + 5]) / np.float32(255)
+
+
+def test_a_cut_cifar_batch_is_refused(tmp_path):
+    cifar(tmp_path / "c")
+    path = tmp_path / "c/data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"data_batch_3.bin has 6145 bytes, no multiple of 3073"):
+        datasets.load("cifar10", tmp_path / "c")
 
 
 def test_unknown_data_sets_are_refused():

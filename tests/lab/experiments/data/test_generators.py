@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from shoal_lab.experiments.data.generators import synthetic
 
+from shoal.errors import UsageError
 from shoal.simulation.shares import statistics
 
 
@@ -39,3 +40,22 @@ def test_beta_spreads_the_inputs():
         return float(np.std([s.x.mean() for s in synthetic(0, beta, devices=60, seed=1).train]))
 
     assert spread(5.0) > 3 * spread(0.0)
+
+
+def test_later_inputs_vary_less():
+    """The covariance is diag(j^-1.2): the sixtieth coordinate's deviation is 60^-0.6 of the first's."""
+    deviations = np.mean([s.x.std(0) for s in synthetic(1, 1, devices=40, seed=2).train], 0)
+    assert deviations[59] / deviations[0] == pytest.approx(60**-0.6, rel=0.15)
+
+
+def test_the_seed_decides_everything():
+    one, again, other = (synthetic(1, 1, devices=5, seed=s) for s in (4, 4, 5))
+    assert all(
+        np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) for a, b in zip(one.train, again.train, strict=True)
+    )
+    assert not np.array_equal(one.train[0].x, other.train[0].x)
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(UsageError, match="can't be made"):
+        synthetic(-1, 1, seed=0)

@@ -80,6 +80,12 @@ def test_tweets_become_padded_tokens(sent140):
     assert len(people[1].test) == 0
 
 
+def test_the_most_frequent_words_are_kept(sent140):
+    _, vocabulary = load_sent140(sent140, vocabulary_size=5)
+    assert set(vocabulary.ids) == {"bad", "good"}
+    assert len(vocabulary) == 5
+
+
 def break_file(path, change):
     """Apply ``change`` to a JSON file's document."""
     document = json.loads(path.read_text())
@@ -114,3 +120,21 @@ def test_a_cut_file_is_refused(femnist):
     path.write_text("[1]")
     with pytest.raises(DataError, match="LEAF's JSON: TypeError"):
         load_femnist(femnist)
+
+
+def test_a_writer_in_two_files_is_refused(femnist):
+    path = next((femnist / "femnist/train").glob("*.json"))
+    path.with_name("more.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="another file has this user, too"):
+        load_femnist(femnist)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "complaint"),
+    [([tweet("so so")], ["2"], "'ann' .*KeyError: '2'"), ([["id", "text"]], ["4"], "'ann' .*IndexError")],
+)
+def test_damaged_tweets_are_refused(tmp_path, x, y, complaint):
+    for part in ("train", "test"):
+        leaf(tmp_path / "sent140", part, {"ann": (x, y)})
+    with pytest.raises(DataError, match=complaint):
+        load_sent140(tmp_path)

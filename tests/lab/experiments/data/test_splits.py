@@ -106,12 +106,26 @@ def test_samples_are_cut_and_dealt_once(data, how):
     assert sorted(dealt) == list(range(TRAIN))
 
 
+@pytest.mark.parametrize("how", ["swap", "permutation"])
+def test_groups_are_equal_and_not_in_order(data, how):
+    groups = splits.relabelled(data, how, devices=20, samples=20, seed=5).groups
+    assert [groups.count(g) for g in range(4)] == [5] * 4
+    assert list(groups) != sorted(groups)
+
+
 def test_without_groups_nothing_is_renamed(data):
     population = splits.relabelled(data, "plain", devices=5, samples=None, seed=2)
     truth = all_y(data)
     assert set(population.groups) == {0}
     assert all(np.array_equal(s.y, truth[rows(s)]) for i in range(5) for s in held(population, i))
     assert sum(map(len, population.train)) == TRAIN * 6 // 10
+
+
+def test_too_many_samples_are_refused(data):
+    with pytest.raises(UsageError, match="20 devices of 21 samples need more than the 400"):
+        splits.relabelled(data, "plain", devices=20, samples=21, seed=0)
+    with pytest.raises(UsageError, match="3 devices can't form 4 groups"):
+        splits.relabelled(data, "swap", devices=3, samples=4, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +160,37 @@ def test_sizes_follow_a_power_law(many):
     figures = statistics(splits.classes_power_law(many, devices=100, seed=0))["samples_a_device"]
     assert figures["max"] > 5 * figures["median"]
     assert figures["min"] >= 10
+
+
+def test_pixels_are_standardised(data):
+    made = splits.standardised(data.x_train)
+    pixels = data.x_train.reshape(TRAIN, -1).astype(np.float64) * 255
+    expected = (pixels - pixels.mean(0)) / (pixels.std(0) + 0.001)
+    assert np.allclose(made, expected, atol=1e-4)
+    assert made.dtype == np.float32
+
+
+def test_an_impossible_power_law_is_refused(many):
+    for devices, classes in ((100, 0), (100, 11), (15, 2), (5, 1)):
+        with pytest.raises(UsageError, match="take a multiple of 10"):
+            splits.classes_power_law(many, devices=devices, classes=classes, seed=0)
+    with pytest.raises(UsageError, match="need more images"):
+        splits.classes_power_law(many, devices=1000, classes=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    "deal",
+    [
+        lambda d, s: splits.rotation(d, devices=8, samples=20, seed=s),
+        lambda d, s: splits.relabelled(d, "swap", devices=8, samples=20, seed=s),
+        lambda d, s: splits.relabelled(d, "permutation", devices=8, samples=20, seed=s),
+        lambda d, s: splits.classes_power_law(d, devices=10, classes=2, seed=s),
+    ],
+)
+def test_the_seed_decides_everything(data, deal):
+    one, again, other = (deal(data, s) for s in (7, 7, 8))
+    assert one.groups == again.groups
+    assert all(
+        np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) for a, b in zip(one.train, again.train, strict=True)
+    )
+    assert not all(np.array_equal(a.x, b.x) for a, b in zip(one.train, other.train, strict=True))

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.data.text import END, News, Vocabulary, by_topic, load_news
+from shoal_lab.experiments.data.text import END, News, Vocabulary, by_topic, load_news, words_of
 
-from shoal.errors import UsageError
+from shoal.errors import DataError, UsageError
+
+
+def test_words_are_lower_case():
+    assert words_of("Fed's rate: 3.5%\n<b>OK</b>") == [
+        "fed's",
+        "rate",
+        ":",
+        "3",
+        ".",
+        "5",
+        "%",
+        "<",
+        "b",
+        ">",
+        "ok",
+        "<",
+        "/",
+        "b",
+        ">",
+    ]
 
 
 def test_a_vocabulary_ranks_by_frequency():
@@ -76,3 +96,36 @@ def test_the_vocabulary_is_of_training():
     population, vocabulary = by_topic(News(articles, np.zeros(10, np.int64)), devices=1, seed=0, words=2)
     assert len(vocabulary.ids) == 6
     assert set(population.test[0].x.ravel().tolist()) <= {1, END}
+
+
+def test_the_seed_decides_everything(corpus):
+    news = load_news(corpus)
+    one, again, other = (by_topic(news, devices=8, seed=s)[0] for s in (1, 1, 2))
+    assert one.groups == again.groups
+    assert all(np.array_equal(a.x, b.x) for a, b in zip(one.train, again.train, strict=True))
+    assert one.groups != other.groups or not np.array_equal(one.train[0].x, other.train[0].x)
+
+
+def test_too_few_articles_are_refused(corpus):
+    news = load_news(corpus)
+    with pytest.raises(UsageError, match="9 articles a device: there are 40"):
+        by_topic(news, devices=20, samples=9, seed=0)
+    with pytest.raises(UsageError, match="can't hold 4 topics"):
+        by_topic(news, devices=3, seed=0)
+    with pytest.raises(UsageError, match="fill no window of 900 words"):
+        by_topic(news, devices=20, seed=0, words=900)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('"1","a","b"\n"5","a","b"\n', "line 2: class '5' is not 1 to 4"),
+        ('"1","a","b"\n"2"\n', "line 2: not class, title, description"),
+        ('"1","a","b"\n"2","cut o', "can't be read as CSV"),
+        ("", "holds no article"),
+    ],
+)
+def test_damaged_files_are_refused(corpus, text, complaint):
+    (corpus / "ag-news/train.csv").write_text(text)
+    with pytest.raises(DataError, match=complaint):
+        load_news(corpus)

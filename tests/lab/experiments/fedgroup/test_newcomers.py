@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from shoal_lab.experiments.data.datasets import Dataset
-from shoal_lab.experiments.fedgroup.newcomers import TRUE_GROUPS, Placements, deal
+from shoal_lab.experiments.fedgroup.newcomers import MAJORITIES, TRUE_GROUPS, Placements, deal, leaders
 
 from aggregator.strategies.base import Outcome, RoundPlan
 from shoal.errors import UsageError
@@ -67,6 +67,15 @@ def test_newcomers_join_their_angles_group(mnist: Path, algorithm: str) -> None:
     assert data["accuracy"] > 50
 
 
+def test_before_any_split_nobody_is_right(mnist: Path) -> None:
+    """They join the only cluster, in which no angle leads, and the result names the measure."""
+    data = run(mnist, rounds=1, settings={"placing_rounds": "1", "warm_up": "5"})
+    found = data["newcomers"]
+    assert (found["right"], found["placed"], found["tries"]) == (0, 8, 8)
+    assert found["measured_against"] == MAJORITIES
+    assert (data["founders"]["purity"], data["founders"]["true_groups"]) == (0.25, False)
+
+
 def pixels(count: int) -> Dataset:
     """Return images of 3 x 3 whose pixels tell which image it is and how it is turned."""
     x = np.arange(9 * count, dtype=np.float32).reshape(count, 3, 3)
@@ -101,6 +110,12 @@ def test_each_image_is_dealt_once_and_turned() -> None:
     assert not np.array_equal(other.train[0].x, population.train[0].x)
 
 
+def test_a_tie_has_no_leading_angle() -> None:
+    """A share that two angles have in equal parts belongs to neither."""
+    turns = {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
+    assert leaders({"a": 7, "b": 7, "c": 7, "d": 9, "e": 9}, turns) == {7: 0, 9: None}
+
+
 def watched(*rounds: dict[str, int]) -> dict[str, Any]:
     """Return the report on founders a to d (angles 0, 0, 1, 1) and newcomers x (0), y (1), who arrive in round 3."""
     watch = Placements({"a": 0, "b": 0, "c": 1, "d": 1, "x": 0, "y": 1}, ("x", "y"), 3)
@@ -121,6 +136,16 @@ def test_the_moment_of_joining_counts() -> None:
     ]
     assert (report["founders"]["stood_from_round"], report["founders"]["rounds"]) == (2, 2)
     assert found["measured_against"] == TRUE_GROUPS
+
+
+def test_impure_groups_are_called_majorities() -> None:
+    """Impure groups before the arrival, and groups that change while newcomers join."""
+    impure, true = {"a": 1, "b": 1, "c": 1, "d": 2}, {"a": 1, "b": 1, "c": 2, "d": 2}
+    report = watched(impure, impure, {**impure, "x": 1, "y": 2})
+    assert (report["newcomers"]["right"], report["newcomers"]["measured_against"]) == (2, MAJORITIES)
+    assert report["founders"]["purity"] == 0.75
+    later = watched(true, true, {**dict.fromkeys("abcd", 0), "x": 0, "y": 0})
+    assert (later["newcomers"]["right"], later["newcomers"]["measured_against"]) == (0, MAJORITIES)
 
 
 def test_what_makes_no_sense_is_refused(mnist: Path) -> None:

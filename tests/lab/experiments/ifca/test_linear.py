@@ -46,6 +46,18 @@ def test_a_batch_equals_one_start_at_a_time():
         np.testing.assert_allclose(batch.models[r].numpy(), thetas, atol=1e-5)
 
 
+def test_blocks_give_the_same_sums(monkeypatch):
+    mixture = make_mixture(SMALL, (0, 2))
+    starts, rates = starts_of(SMALL, 2, [0.5])
+    whole = Batch(mixture, starts, rates)
+    whole.step()
+    pieces = Batch(mixture, starts, rates)
+    pieces.block = 3
+    pieces.step()
+    assert torch.equal(whole.choices, pieces.choices)
+    torch.testing.assert_close(whole.models, pieces.models, rtol=1e-5, atol=1e-6)
+
+
 def test_a_rounds_mask_hides_its_moves_alone():
     mixture = make_mixture(SMALL, (0, 3))
     starts, rates = starts_of(SMALL, 2, [0.5])
@@ -70,6 +82,13 @@ def test_the_distance_is_the_best_matchings():
     assert float(matched_distance(both, truth)) == pytest.approx(2.5)
 
 
+def test_points_of_one_size_share_draws():
+    low, high = make_mixture(SMALL, (0, 0)), make_mixture(Point(k=2, m=8, n=12, scale=1.0, sigma=0.1, d=20), (0, 0))
+    assert torch.equal(low.x, high.x)
+    torch.testing.assert_close(low.truth * 2, high.truth)
+    assert not torch.equal(low.x, make_mixture(SMALL, (0, 1)).x)
+
+
 def test_the_noise_and_the_norm_are_as_asked():
     point = Point(k=2, m=40, n=100, scale=3.0, sigma=0.5, d=30, norm=True)
     mixture = make_mixture(point, (0, 0))
@@ -92,6 +111,15 @@ def test_settling_early_changes_no_verdict(number):
     assert int(early.iterations.sum()) < int(full.iterations.sum())
 
 
+def test_an_overflow_ends_at_infinity():
+    mixture = make_mixture(SMALL, (0, 0))
+    starts, rates = starts_of(SMALL, 1, [1e6, 0.1])
+    ended = run_starts(mixture, starts, rates, iterations=60, threshold=0.06)
+    assert ended.distances[0] == torch.inf
+    assert torch.isfinite(ended.distances[1])
+    assert int(ended.iterations[1]) == 60
+
+
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("point", [SMALL, Point(k=4, m=12, n=6, scale=0.5, sigma=0.1, d=20)])
 def test_the_batch_ends_at_a_simulated_run(point, mask):
@@ -112,6 +140,17 @@ def test_the_batch_ends_at_a_simulated_run(point, mask):
         assert batch.choices[r].tolist() == list(done.clusters.values())
 
 
+def test_a_mixing_mask_is_refused():
+    """The batch gathers moves by a permutation; a rotation has none."""
+
+    class Mixing:
+        def apply(self, vector, out):
+            out[:] = vector[::-1] / 2
+
+    with pytest.raises(ValueError, match="supports only masks that permute coordinates"):
+        permutation_of(Mixing(), 6)
+
+
 def test_dropped_starts_leave_the_others():
     mixture = make_mixture(SMALL, (0, 4))
     starts, rates = starts_of(SMALL, 3, [0.5])
@@ -123,6 +162,14 @@ def test_dropped_starts_leave_the_others():
         one.step()
     torch.testing.assert_close(batch.models, whole.models[[0, 2]])
     assert torch.equal(batch.choices, whole.choices[[0, 2]])
+
+
+def test_starts_are_zeros_and_ones():
+    starts = random_starts(3, 2, 50, (7,))
+    assert starts.shape == (3, 2, 50)
+    assert set(starts.flatten().tolist()) == {0.0, 1.0}
+    assert torch.equal(starts, random_starts(3, 2, 50, (7,)))
+    assert not torch.equal(starts, random_starts(3, 2, 50, (8,)))
 
 
 def test_the_first_success_ends_all_starts():

@@ -6,7 +6,11 @@ from shoal_lab.experiments.common.experiment import Options
 from shoal_lab.experiments.ifca import synthetic
 from shoal_lab.experiments.ifca.linear import Point
 
+from shoal.errors import UsageError
 from tests.helpers.studies import run
+
+SMALL = Point(k=2, m=8, n=12, scale=0.5, sigma=0.1, d=20)
+
 
 EASY = Point(k=2, m=20, n=40, scale=1.0, sigma=0.1, d=20)
 OPTIONS = Options(rounds=120, seed=3, values={"starts": 4, "settle": True})
@@ -58,3 +62,24 @@ def test_the_papers_grid_runs_everything():
     assert result["parameters"]["starts"] == 10
     every = sum(len(panel["points"]) for panel in result["success"].values())
     assert result["start_iterations"] == every * 30 * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"settings": {"curves": "ax"}}, "curves"),
+        ({"settings": {"settle": "red"}}, "on or off"),
+        ({"devices": 7}, "split into"),
+        ({"settings": {"starts": "0"}}, "start"),
+    ],
+)
+def test_impossible_options_are_refused(changes, match):
+    with pytest.raises(UsageError, match=match):
+        run("ifca-synthetic", **changes)
+
+
+def test_the_cost_is_measured_for_both_ways():
+    costs = synthetic.cost(SMALL, OPTIONS)
+    assert costs["simulator_ratio"] == pytest.approx(costs["simulator_s"] / costs["batched_s"])
+    assert costs["numpy_ratio"] == pytest.approx(costs["numpy_s"] / costs["batched_s"])
+    assert min(costs.values()) > 0

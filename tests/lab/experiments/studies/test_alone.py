@@ -75,6 +75,20 @@ def test_other_groups_probes_do_not_count():
 ONE_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
 
 
+def test_no_test_samples_no_accuracy():
+    """It is NaN, and the others have theirs; training goes on."""
+    population = Population(shards_of([6, 6]), test=(Shard.none(), *shards_of([5], seed=1)))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+    assert np.isfinite(ended.losses).all()
+
+
+def test_no_probes_no_accuracy():
+    population = Population(shards_of([6, 6]), groups=(0, 1), probes=shards_of([5], seed=1), probe_groups=(1,))
+    ended = train_alone(population, OneHidden(9, 5, 4), ONE_STEP, rounds=1, seed=0)
+    assert np.isnan(ended.accuracies).tolist() == [True, False]
+
+
 def test_devices_learn_nothing_from_others():
     """A device's model is the same whether others train beside it or not."""
     shards = shards_of([6, 6, 8])

@@ -34,6 +34,16 @@ def test_word_vectors_are_fixed():
     assert one.length == TweetLstm(2000, 5, 4).length
 
 
+def test_the_order_of_words_matters():
+    """The state after the last word is read, not a mean."""
+    network = TweetLstm(20, 5, 4)
+    params = unflatten(network, torch.from_numpy(network.init(1)))
+    outputs = network.forward(params, torch.tensor([[1, 2, 3], [3, 2, 1], [1, 2, 3]]))
+    assert outputs.shape == (3, 2)
+    assert torch.equal(outputs[0], outputs[2])
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
 def test_dense_layers_have_no_activation():
     """As published: the answer is linear in the first dense layer, also where its outputs are negative."""
     network = TweetLstm(20, 5, 4)

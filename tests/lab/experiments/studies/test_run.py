@@ -10,7 +10,7 @@ from shoal_lab.experiments.data.datasets import MissingDataError
 from shoal_lab.experiments.figures import panels_of
 from shoal_lab.experiments.studies import run as module
 from shoal_lab.experiments.studies.alone import Alone
-from shoal_lab.experiments.studies.tasks import TASKS
+from shoal_lab.experiments.studies.tasks import TASKS, sizes
 
 from shoal.errors import ConfigError, UsageError
 from tests.helpers.studies import run
@@ -70,6 +70,12 @@ def test_masked_and_clear_runs_agree(data_sets, name, algorithm):
     for a, b in zip(clear["history"], masked["history"], strict=True):
         assert a["accuracy"] == pytest.approx(b["accuracy"], abs=0.1)
         assert (a.get("sizes"), a.get("clusters")) == (b.get("sizes"), b.get("clusters"))
+
+
+def test_the_seed_decides_everything(data_sets):
+    one, again, other = (tiny("fedgroup-mnist-mclr", data_sets, seed=seed) for seed in (0, 0, 1))
+    assert one["history"] == again["history"]
+    assert one["population"] != other["population"]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +156,24 @@ def test_rotations_are_found(data_sets):
     assert (len(losses), data["start_kept"], data["restart_rounds"]) == (6, losses.index(min(losses)), 50)
     assert 1 <= data["pure_from_round"] <= 12
     assert data["accuracy"] > 90
+
+
+@pytest.mark.parametrize(
+    ("rounds", "given", "expected"),
+    [
+        (30, {}, {"restarts": "6", "restart_rounds": "10"}),
+        (11, {}, {"restarts": "6", "restart_rounds": "10"}),
+        (3, {}, {"restarts": "6", "restart_rounds": "2"}),
+        (1, {}, {}),
+        (30, {"restarts": "1"}, {"restarts": "1"}),
+        (30, {"restart_rounds": "4", "k": "5"}, {"restarts": "6", "restart_rounds": "4", "k": "5"}),
+    ],
+)
+def test_starts_fit_a_runs_length(rounds, given, expected):
+    """A run too short to drop starts has a single one; and a single start is never dropped."""
+    study = registry.find("ifca-rotated-cifar")
+    options = study.resolved(Options(rounds=rounds, settings=given))
+    assert module._settings(options, study.methods["ifca"]) == {"k": "2", **expected}
 
 
 def test_the_last_layer_alone_is_clustered(data_sets):
@@ -254,6 +278,19 @@ def test_devices_alone_train_for_their_share(data_sets, monkeypatch, accuracies,
     assert (found["accuracy"], found["accuracy_spread"], found["cpu_seconds_per_round"]) == (mean, spread, 0.2)
     assert found["history"] == [{"round": 40, "accuracy": mean, "loss": 2.0, "purity": None}]
     assert (found["clusters"], found["parameters"]["mask"]) == (20, "nothing leaves a device")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, (1200, 200)), ({"devices": 4800}, (4800, 50)), ({"samples": 100}, (2400, 100)), ({"devices": 7}, None)],
+)
+def test_all_images_are_dealt(options, expected):
+    given = registry.find("ifca-rotated-mnist").resolved(Options(**options))
+    if expected is None:
+        with pytest.raises(UsageError, match="7 does not divide"):
+            sizes(given)
+    else:
+        assert sizes(given) == expected
 
 
 @pytest.mark.parametrize(

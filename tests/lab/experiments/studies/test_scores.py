@@ -102,6 +102,18 @@ def test_discrepancies_are_means_in_training(final_rounds):
     assert not {"discrepancy", "discrepancy_after"} & scores.rows[2].keys()
 
 
+def test_any_rounds_cold_start_is_kept(final_rounds):
+    scores = Scores(everybody=True, every=1, rounds=9)
+    scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
+    assert scores.cold_start == {"groups": 3}
+
+
+def test_the_best_of_most_tested_skips_few():
+    """95 of 100 suffice, 94 do not."""
+    rows = [{"accuracy": a, "tested": n} for a, n in ((99.0, 10), (98.0, 94), (80.0, 95), (70.0, 100))]
+    assert module.best_of_most(rows) == 80.0
+
+
 @pytest.mark.parametrize("every", ["1", "2"])
 def test_the_result_is_the_best_round(every):
     settings = {"epochs": 1, "trainer": "loop", "evaluate_every": every, "cohort": 4}
@@ -113,3 +125,10 @@ def test_the_result_is_the_best_round(every):
     assert (found["accuracy_last"], found["last_tested"]) == (tested[-1]["accuracy"], 4)
     assert (found["population"]["devices"], found["sizes"]) == (4, [4])
     assert "cold_start" not in found
+
+
+def test_the_cold_start_takes_everybody():
+    settings = {"epochs": 1, "cohort": 6, "pretrain_steps": 5}
+    data = run("fedgroup-synthetic", devices=12, rounds=3, seed=7, settings=settings)
+    assert data["cold_start"]["devices"] == 12
+    assert [row["tested"] for row in data["history"]] == [12, 12, 12]

@@ -6,6 +6,7 @@ import pytest
 from shoal_lab.experiments.wild import goals
 from shoal_lab.experiments.wild.goals import GOALS, Goal
 from shoal_lab.experiments.wild.page import COLUMNS
+from shoal_lab.experiments.wild.scenarios import SCENARIOS
 
 RUN = {
     "mean": 79.5,
@@ -30,6 +31,11 @@ def test_figures_are_read_from_a_run(read, figure):
     assert goals.figure(RUN, read) == figure
 
 
+def test_an_unmeasured_round_is_an_error():
+    with pytest.raises(KeyError, match="no accuracy after round 50"):
+        goals.figure({"history": []}, "half")
+
+
 @pytest.mark.parametrize(
     ("every", "figures", "reached"),
     [(False, (79, 81), True), (True, (79, 81), False), (True, (80, 81), True), (False, (), False)],
@@ -37,6 +43,11 @@ def test_figures_are_read_from_a_run(read, figure):
 def test_a_goal_is_for_mean_or_each_seed(every, figures, reached):
     goal = Goal("alike", "cfl", "the models", "mean", 80.0, every=every)
     assert goal.reached([{"mean": one} for one in figures]) is reached
+
+
+def test_goals_are_for_known_fleets():
+    assert {g.scenario for g in GOALS} <= SCENARIOS.keys()
+    assert {g.strategy for g in GOALS} <= COLUMNS.keys()
 
 
 def test_the_table_says_what_is_reached():

@@ -9,6 +9,8 @@ import pytest
 from shoal_lab.experiments.wild import images
 from shoal_lab.experiments.wild.scenarios import NO_GROUP, SCENARIOS, Scenario
 
+from shoal.errors import UsageError
+
 PLAIN = Scenario(kind="none", title="", groups=(0, 0, 1), samples=20)
 
 
@@ -45,6 +47,20 @@ def test_no_test_image_is_a_training_image(deal):
     assert not own & tests
 
 
+def test_the_seed_decides_everything(deal):
+    first, again, other = (deal(seed=seed).population for seed in (0, 0, 1))
+    assert np.array_equal(first.test[2].x, again.test[2].x)
+    assert not np.array_equal(first.train[0].x, other.train[0].x)
+
+
+def test_devices_may_have_unequal_images(deal):
+    unequal = dataclasses.replace(PLAIN, samples=(10, 20, 30))
+    assert [len(s) for s in deal(unequal).population.train] == [6, 12, 18]
+    assert [len(s) for s in deal(unequal, samples=10).population.train] == [6] * 3
+    with pytest.raises(UsageError, match="4 images for a device"):
+        deal(samples=4)
+
+
 def test_label_mixes(deal):
     some = deal(dataclasses.replace(PLAIN, labels=2, samples=60)).population
     assert all(len(set(np.concatenate([a.y, b.y]))) <= 2 for a, b in zip(some.train, some.test, strict=True))
@@ -79,6 +95,11 @@ def test_shifts_keep_labels_and_range(name):
         assert not np.array_equal(moved, x)
         assert y.tolist() == [0, 1, 2]
     assert name == "background" or np.array_equal(*shift(name, 0, degrees=15)[:2])
+
+
+def test_an_unknown_shift_is_refused():
+    with pytest.raises(UsageError, match="no shift 'x'"):
+        shift("x", 0)
 
 
 def test_faulty_devices_have_random_labels(deal):

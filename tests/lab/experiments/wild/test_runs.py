@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shoal_lab.experiments import registry
+from shoal_lab.experiments.wild import runs
 
-from shoal.errors import UsageError
+from aggregator.rounds.standstill import STANDS_STILL
+from shoal.errors import ConfigError, UsageError
 from tests.helpers import studies
 
 FIXED = {
@@ -23,6 +25,10 @@ def small(scenario, bars, algorithm="fedavg", **changes):
     """Run a scenario of images on a few of them."""
     settings = {"test_images": "5", **changes.pop("settings", {})}
     return run(scenario, algorithm, data_dir=bars, samples=5, settings=settings, **changes)
+
+
+def kinds(data):
+    return {event["kind"] for event in data["events"]}
 
 
 @pytest.mark.parametrize("algorithm", registry.find("wild").algorithms)
@@ -51,6 +57,10 @@ def test_a_scenario_may_allow_means_of_two():
     assert run("few-3-2", settings={"min_contributors": "3"})["parameters"]["min_contributors"] == [3]
 
 
+def test_without_groups_two_are_given():
+    assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
+
+
 def test_local_devices_have_own_models():
     data = run(algorithm="local")
     assert (data["clusters"], data["parameters"]["min_contributors"]) == (6, [1])
@@ -75,6 +85,22 @@ def test_a_lone_device_is_its_groups_mean(bars):
     assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
+def test_no_group_is_too_small_for_a_mean(bars):
+    """Two groups of four devices, which one-shot clustering finds: enough for a mean of three, too few for one of five."""
+    found = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2"})
+    assert (found["clusters"], found["standing_still"]) == (2, 0)
+    one = small("permuted-2-of-4", bars, algorithm="one-shot", rounds=12, settings={"k": "2", "min_contributors": "5"})
+    assert (one["clusters"], one["standing_still"]) == (1, 0)
+    assert STANDS_STILL not in kinds(found) | kinds(one)
+
+
+def test_a_fifth_of_20_is_a_mean_of_three(bars):
+    moving = small("part-0.2-of-20", bars, rounds=11)
+    assert (moving["standing_still"], moving["parameters"]["participation"]) == (0, 0.2)
+    with pytest.raises(ConfigError, match="4 devices take part in a round, and a mean takes 5"):
+        small("part-0.2-of-20", bars, rounds=11, settings={"min_contributors": "5"})
+
+
 def test_faulty_devices_count_apart(bars):
     data = small("faulty-2-noise", bars)
     plain = np.array(data["by_device"]["plain"])
@@ -89,6 +115,10 @@ def test_data_change_in_the_middle(bars):
     assert data["parameters"]["groups"] == 1
     assert set(data["by_device"]["groups"]) == {0}
     assert len(small("drift-together", bars, "true-groups", rounds=4)["history"]) == 2
+
+
+def test_events_keep_three_digits():
+    assert runs._short([0.123456, (1.23456e-9, 7)]) == [0.123, [1.23e-9, 7]]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,18 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
+from shoal_lab.experiments import registry
 from shoal_lab.experiments.wild import images, scenarios, tables
 from shoal_lab.experiments.wild.fleets import Fleet
-from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS
+from shoal_lab.experiments.wild.scenarios import KINDS, SCENARIOS, blocks
 
+from shoal.errors import UsageError
 from shoal.protocol.recipe import DEFAULTS
+
+
+def test_blocks_are_groups_in_order():
+    assert blocks(2, 1, 3) == (0, 0, 1, 2, 2, 2)
 
 
 def test_kinds_and_scenarios_agree():
@@ -56,9 +63,28 @@ def test_drifting_devices_take_another_group():
     assert SCENARIOS["drift-all"].later == tuple((g + 1) % 4 for g in SCENARIOS["drift-all"].groups)
 
 
+def test_scenarios_are_described():
+    about = registry.find("wild").scenarios
+    assert list(about) == list(SCENARIOS)
+    assert about["swapped-4-fashion"]["needs"] == ["fashion-mnist"]
+    assert about["table-wine"] == {
+        "title": "three labels shifted on half of the devices",
+        "kind": "tables, classification and regression",
+        "data": "wine",
+        "network": "linear",
+        "needs": [],
+    }
+
+
 def test_the_last_data_are_the_later_ones():
     before, later = (tables.deal(SCENARIOS["table-iris"], seed=seed).population for seed in (0, 1))
     assert [Fleet(population=before, network=None, local=None, later=at).last for at in (None, later)] == [
         before,
         later,
     ]
+
+
+def test_an_unknown_name_is_refused():
+    assert scenarios.find("alike").kind == "none"
+    with pytest.raises(UsageError, match="no scenario 'x'"):
+        scenarios.find("x")

@@ -1,7 +1,8 @@
 """Coordinates are found again under the next key of a permutation, and not under that of a rotation."""
 
+import numpy as np
 import pytest
-from shoal_lab.bench.attacks.structure.linking import linked, resent
+from shoal_lab.bench.attacks.structure.linking import by_profile, by_rank, by_span, linked, resent
 
 pytestmark = pytest.mark.torch
 
@@ -25,3 +26,14 @@ def test_rotations_are_not(lab, devices):
 def test_one_key_needs_no_linking(lab):
     (found,) = linked(lab, "rotation", "run", 15)
     assert found.success == resent(lab, "rotation", "run").success == 1
+
+
+def test_profile_rank_and_span_find_columns():
+    """On a permutation made here; the span finds columns if updates are the same and as many as coordinates."""
+    rng = np.random.default_rng(3)
+    before, order, asked = rng.standard_normal((40, 30)).astype(np.float32), rng.permutation(30), np.arange(30)
+    after, truth = before[:, order], np.argsort(order)
+    assert np.array_equal(by_profile(before, after, asked, np.asarray, signed=True).argmax(1), truth)
+    assert np.array_equal(by_profile(before, -after, asked, np.asarray, signed=False).argmax(1), truth)
+    assert np.array_equal(by_rank(before[:1], -after[:1], asked), truth)
+    assert np.array_equal(by_span(before[:29], after[:29], asked).argmax(1), truth)
