@@ -73,6 +73,18 @@ def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["sessions kept", "everything forgotten"])
+@pytest.mark.parametrize("steps", with_long([1, 2, 3, 4], 2, 3))
+def test_restart_in_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, steps):
+    """A broker's restart in a wide run changes no bit."""
+    with make_exact_fleet(tmp_path / "fleet", **wide) as fleet:
+        for _ in range(steps):
+            fleet.step()
+        restart(fleet.broker, keep=keep)
+        assert [r["contributed"] for r in fleet.run(100)] == [2] * 3
+        assert thetas(fleet) == wide_result
+
+
 def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result):
     """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
     tap = Wiretap()

@@ -47,6 +47,25 @@ def outputs(theta, x):
     return OrtModel(logistic_bundle(INPUTS, CLASSES)).predict(theta, x)
 
 
+def test_a_model_above_can_be_exported(ended, tmp_path, samples):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fleet, _ = ended
+    directory, x = fleet.stage.device_dir("dev-02"), samples[1]
+    root, _ = models_of(fleet, "dev-02")
+    assert answers.export(directory, tmp_path / "root.onnx", node=0).cluster == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], outputs(root.theta, x), rtol=1e-6)
+
+
+def test_node_off_the_path_is_refused(ended, samples):
+    """With those on it."""
+    fleet, records = ended
+    own = fleet.model("dev-00").cluster
+    (other,) = set(records[-1]["clusters"].values()) - {own}
+    with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own}"):
+        answers.predict(fleet.stage.device_dir("dev-00"), samples[0], node=other)
+
+
 def test_final_round_reports_leaf_keeps_path(ended):
     """Clusters and accuracy are the leaves', as without `path`; the root's model is stored as well, the same for all devices."""
     fleet, records = ended

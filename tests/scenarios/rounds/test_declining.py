@@ -1,6 +1,7 @@
 """A device that can't do its part says so: the round does not wait for it, and the aggregator can name it."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import pytest
@@ -236,6 +237,32 @@ def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE
     (chunk,) = split(sealed, kind=ChunkKind.DECLINE, round=2)
     fleet.broker.submit("attacker", Message(Topics("demo").up(topic_of), chunk), lambda: None)
     fleet.settle()
+
+
+def test_unasked_refusal_changes_nothing(waiting):
+    """It has answered already."""
+    fleet, tap = waiting
+    nonce = announcements(fleet, tap)[-1].nonce
+    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(DeclineReason.OTHER))
+    say(fleet, told, signer="dev-00", sender="dev-00", topic_of="dev-00")
+    assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
+
+
+def test_reason_stands_in_the_devices_log(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "shoal.edge")
+    with fleet_of(tmp_path, unfit, rounds=1) as fleet:
+        fleet.run(DEADLINE_S)
+    assert any("samples of shape (5,)" in str(r.kv["reason"]) for r in caplog.records if hasattr(r, "kv"))
+
+
+def test_one_device_less_changes_models(tmp_path):
+    """So that the comparison above could fail."""
+    with make_fleet(tmp_path / "all", grouped_data(4)) as everybody:
+        everybody.run(DEADLINE_S)
+        with_it = model_of(everybody, "dev-00")
+    with fleet_of(tmp_path, unfit) as fleet:
+        fleet.run(DEADLINE_S)
+        assert not np.allclose(model_of(fleet, "dev-00"), with_it, atol=1e-5)
 
 
 def test_words_in_its_name_change_nothing(waiting, caplog):

@@ -12,7 +12,7 @@ from edge_client import cli
 from edge_client import inference as answers
 from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
-from shoal.errors import StorageError
+from shoal.errors import ConfigError, StorageError
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.util.console import run_program
 from shoal.util.files import write_failed
@@ -66,6 +66,40 @@ def store(fleet, name=NAME):
 
 def run_in_use(fleet):
     return answers.choose(fleet.stage.device_dir(NAME)).own.run
+
+
+def test_worse_model_does_not_take_over(fleet):
+    """Of the same task."""
+    begin_run(fleet, local=LEARN_NOTHING)
+    finish(fleet)
+    assert [m.run for m in store(fleet).models()] == [1, 2]
+    assert run_in_use(fleet) == 1
+
+
+def test_rollback_holds_until_a_run_finishes(fleet):
+    """It takes effect beside the running device."""
+    begin_run(fleet, local=LocalTraining(epochs=0, steps=40, batch_size=0, lr=1.0), rounds=4)
+    finish(fleet)
+    assert run_in_use(fleet) == 2
+    assert store(fleet).rollback(None).run == 1
+    assert run_in_use(fleet) == 1
+    with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 2, 1"):
+        store(fleet).rollback(None)
+    begin_run(fleet, local=LEARN_NOTHING, seed=6)
+    train_a_round(fleet)
+    assert run_in_use(fleet) == 1
+    finish(fleet)
+    assert run_in_use(fleet) == 2
+    assert not store(fleet).standing().pinned
+
+
+def test_unfinished_run_leaves_no_model(fleet):
+    """No finished model is of a run that another replaced."""
+    begin_run(fleet)
+    train_a_round(fleet)
+    begin_run(fleet, seed=6)
+    finish(fleet)
+    assert [m.run for m in store(fleet).models()] == [1, 3]
 
 
 def test_finished_model_answers_meanwhile(fleet, source):

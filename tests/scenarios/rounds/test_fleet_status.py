@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from aggregator.cli import app
 from aggregator.status import watch as watches
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import RETURN_S
+from edge_client.learning.data import Dataset
 from edge_client.learning.reading import LeftOut
 from edge_client.protocol import presence
 from edge_client.storage.state import DeviceState
@@ -129,6 +131,18 @@ def test_broker_away_blames_no_device(fleet):
     fleet.settle()
     data = status(fleet)
     assert (data["connected"], data["problems"]) == (True, []), f"devices may take {RETURN_S} s to return"
+
+
+def test_a_device_whose_data_do_not_fit(tmp_path):
+    data = grouped_data(3)
+    odd = data["dev-01"]
+    data["dev-01"] = Dataset(np.ascontiguousarray(odd.x[:, 1:]), odd.y)
+    with make_fleet(tmp_path / "fleet", data, quorum=0.5, rounds=30) as fleet:
+        fleet.run_until(lambda: fleet.closed() == 2, 30)
+        found = status(fleet)
+        assert reasons(found) == {"dev-01": "data do not fit the task"}
+        assert found["devices"][1]["online"] is True
+        assert found["devices"][1]["advice"]
 
 
 def test_a_device_that_was_revoked_while_off(fleet):

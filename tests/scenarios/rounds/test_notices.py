@@ -10,7 +10,7 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal.owner.console.asking import sign_choice
 from shoal.protocol.requests import Outcome, RequestAction
 from shoal.util.files import exclusive
-from tests.helpers.fleets import make_fleet
+from tests.helpers.fleets import grouped_data, make_fleet
 from tests.helpers.owner_models import reader_of
 from tests.scenarios.rounds.test_finished_models import begin_run, finish
 
@@ -164,3 +164,14 @@ def test_rollback_ends_with_the_next_run(finished):
     assert reader_of(fleet).answers == after
     restart_device(fleet)
     assert answering(fleet) == after, "the retained choice has no effect any more"
+
+
+def test_later_device_keeps_its_own(finished):
+    """A device that was admitted later keeps its own."""
+    fleet = finished
+    fleet.add_device("dev-03", grouped_data(4)["dev-03"])
+    fleet.settle()
+    choose(fleet, 1)
+    assert standing(fleet, "dev-03").answers is None
+    assert answering(fleet) == everywhere(1)
+    assert reader_of(fleet).answers["dev-03"] == 0

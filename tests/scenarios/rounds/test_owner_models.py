@@ -77,6 +77,18 @@ def test_cfl_after_a_split(tmp_path):
     assert same_partition(clusters, truth_of(8, 2))
 
 
+def test_cfl_names_models_above_a_cluster(tmp_path):
+    """Where devices keep the path."""
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **CFL, **ROTATION) as fleet:
+        fleet.run(100)
+        document, thetas = fetched(fleet, tmp_path / "models")
+        assert equal_to_devices(fleet, thetas)
+    tree = {e["model"]: e["parents"] for e in document["models"]}
+    root = next(model for model, parents in tree.items() if not parents)
+    assert all(root in parents for model, parents in tree.items() if model != root)
+    assert len(tree) == 3
+
+
 @pytest.mark.parametrize("segment", ["cluster", "shared"])
 def test_ifca_with_or_without_shared_weights(tmp_path, segment):
     """Ifca with and without shared weights."""

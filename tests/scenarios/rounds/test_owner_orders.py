@@ -232,6 +232,15 @@ def test_forbidden_orders_say_why(tmp_path):
         assert order(fleet, STOP).phase == "finished"
 
 
+def test_the_log_has_the_last_rounds(tmp_path):
+    with made(tmp_path) as fleet:
+        fleet.run(WITHIN_S)
+        page = decoded(RunPage, fleet.ask(RequestAction.LOGS, 1, records=2).document())
+        assert [r.round for r in page.records] == [ROUNDS, ROUNDS + 1]
+        assert [r.final for r in page.records] == [False, True]
+        assert page.runs[0].phase == "finished"
+
+
 @pytest.mark.parametrize("algorithm", ["ifca", pytest.param("fedavg", marks=pytest.mark.long)])
 def test_undrawn_devices_have_a_model_too(tmp_path, algorithm):
     """No last round of training was planned, in which devices seal checkpoints of all models for those."""

@@ -108,6 +108,14 @@ def test_no_private_byte_leaves_a_device(tmp_path):
             assert len(state) == FEDERATED
 
 
+def test_new_run_begins_with_tasks_values(tmp_path):
+    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
+        fleet.run(30)
+        begin_run(fleet, BUNDLE)
+        fleet.run_until(lambda: bool(fleet.records()), 30)
+        np.testing.assert_array_equal(stored(fleet, NAME)[0], INITIAL)
+
+
 def test_values_are_the_users_and_the_runs(tmp_path):
     """They are private to the device's user, and are not stored with another run."""
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
@@ -171,6 +179,22 @@ class PowerCutError(Exception):
 
 def power_cut(*_):
     raise PowerCutError
+
+
+def test_path_models_take_newest_values(tmp_path):
+    """The newest private values, with any model of CFL's path."""
+    cfl = {"algorithm": "cfl", "rounds": 8, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), bundle=BUNDLE, settings={"path": "on"}, **cfl) as fleet:
+        fleet.run(30)
+        fleet.settle()
+        store = FinishedModels(fleet.stage.device_dir(NAME))
+        model = store.models()[-1]
+        assert model.above, "the clusters have split"
+        for node in (*model.above, model.own):
+            np.testing.assert_array_equal(store.load(model, node).theta[FEDERATED:], stored(fleet, NAME)[1])
+        assert finish_of(fleet, NAME)
+        choice, _ = store.personal(model)
+        assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
 
 
 def test_torn_values_are_trained_again(tmp_path, caplog):

@@ -51,6 +51,16 @@ def test_fedavg_runs_to_the_end(tmp_path):
         assert fleet.model("dev-00").round == 5
 
 
+def test_ifca_finds_the_groups(tmp_path):
+    settings = {"k": "2", "restarts": "4", "restart_rounds": "2"}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 2), **{**IFCA, "rounds": 12, "settings": settings}) as fleet:
+        records = fleet.run(10)
+        assert same_partition(records[-1]["clusters"], truth_of(6, 2))
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+        models = thetas(fleet)
+        assert same_partition({d: hash(m) for d, m in models.items()}, truth_of(6, 2))
+
+
 def test_next_round_comes_before_answers(tmp_path):
     """Devices wait for the announcement only: acknowledging each of them first would delay the whole fleet."""
     tap = Wiretap()
@@ -104,6 +114,56 @@ def test_ifca_keeps_the_start_of_least_loss(tmp_path):
         best = min(ended, key=lambda e: e["loss"])
         assert (kept["start"], kept["loss"]) == (best["start"], best["loss"])
         assert {c // 2 for c in records[-1]["clusters"].values()} == {kept["start"]}
+
+
+def test_cfl_splits_into_the_groups(tmp_path):
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL) as fleet:
+        records = fleet.run(10)
+        (cut,) = events(records, "split")
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert min(cut["prefer"]) > 0.75
+        assert max(cut["p_value"]) < 0.01
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
+
+
+def test_cfl_splits_no_equal_devices(tmp_path):
+    """The norm test is made to fire as early and as often as it can; split validation rejects every split."""
+    settings = {"eps1": "5", "refused_cool_down": "0", "trial_rounds": "1"}
+    options = {**CFL, "rounds": 10, "settings": settings}
+    with make_fleet(tmp_path / "fleet", grouped_data(6, 1, n=100), **options) as fleet:
+        records = fleet.run(10)
+        assert len(events(records, "split-refused")) >= 2
+        assert not events(records, "split")
+        assert set(records[-1]["clusters"].values()) == {0}
+
+
+def test_a_newcomer_joins_fedavg(tmp_path):
+    data = grouped_data(3)
+    late = data.pop("dev-02")
+    with make_fleet(tmp_path / "fleet", data, rounds=4) as fleet:
+        fleet.run_until(lambda: fleet.closed() == 1, 10)
+        fleet.add_device("dev-02", late)
+        records = fleet.run(100)
+        assert records[0]["ordered"] == 2
+        assert records[-1]["contributed"] == 3
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_accuracy_is_reported_when_asked(tmp_path):
+    with make_fleet(tmp_path / "fleet", rounds=4, evaluate_every=2) as fleet:
+        assert [r["tested"] > 0 for r in fleet.run(10)] == [False, True, False, True, True]
+
+
+def test_same_devices_are_drawn_again(tmp_path):
+    """Half of the devices a round, decided by the plan's seed; everybody takes part in the final round."""
+    drawn = []
+    for name in ("a", "b"):
+        with make_fleet(tmp_path / name, count=4, participation=0.5) as fleet:
+            records = fleet.run(10)
+            assert [r["contributed"] for r in records] == [2, 2, 2, 4]
+            drawn.append([sorted(r["norms"]) for r in records])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(d) for d in drawn[0][:3]}) > 1
 
 
 def test_trial_at_the_end_leaves_halfs_model(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from shoal_lab.loopback.faults import Hop
 
+from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
@@ -51,6 +52,20 @@ def by_name(cases, *repeated):
 
 def events(records, kind):
     return [e for r in records for e in r["events"] if e["kind"] == kind]
+
+
+def test_proximal_run_needs_its_term(tmp_path):
+    with pytest.raises(ConfigError, match="prox_mu is 0"):
+        make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
+
+
+def test_fedgroup_groups_all_in_the_end(tmp_path):
+    """With partial participation, too, everybody is grouped in the end."""
+    options = {**FEDGROUP, "rounds": 14, "participation": 0.5}
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **options) as fleet:
+        records = fleet.run(20)
+        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
+        assert {r["ordered"] for r in records[3:-1]} <= {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("options", by_name(CLUSTERING, "madc", "fedgrouprox"))

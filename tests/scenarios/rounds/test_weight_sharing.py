@@ -163,6 +163,15 @@ def mean_label(fleet, model, round_):
     return group_key(fleet).topic_label(fleet.plan.run_id, mean_number(model, round_))
 
 
+def test_fedavg_takes_a_shared_segment(tmp_path):
+    """The baseline to weight sharing on the same task: one model, which travels whole."""
+    tap = Wiretap()
+    with make_fleet(tmp_path / "fleet", biased_data(3), bundle=BUNDLE, faults=tap) as fleet:
+        fleet.run(10)
+        assert len(set(thetas(fleet).values())) == 1
+        assert all(a.held.state_of(SHARED_MODEL) is None for a in announcements(fleet, tap))
+
+
 @dataclasses.dataclass
 class Rogue:
     """A weight-sharing fleet that has served round 1 and whose aggregator is now an attacker."""
