@@ -83,7 +83,7 @@ class Recorder:
 
     def publish(self, topic, payload, *, retain=False, qos=1):  # noqa: ARG002 - a transport's signature
         assert retain
-        self.sent[topic] = payload
+        self.sent[topic] = bytes(payload)
 
     def subscribe(self, topic_filter):
         pass
