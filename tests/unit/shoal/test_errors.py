@@ -78,6 +78,7 @@ def test_named_cause_is_not_repeated():
         (errors.ReplacedKeysError, 6),
         (errors.KeyMismatchError, 7),
         (errors.TaskError, 8),
+        (errors.TrainerError, 8),
         (errors.DataError, 8),
         (errors.StorageError, 9),
         (errors.NotReadyError, 11),
