@@ -41,6 +41,17 @@ def test_backup_is_restored_with_new_secrets(call, backup, secret):
     assert PASSPHRASE not in text
 
 
+def test_figures_as_json(call, fleet, secret):
+    made = call("shoal-fleet", "backup", "owner", "b", "--json", **secret).data
+    assert (made["file"], made["fleet"], made["roster"]) == ("b", "reef", 3)
+    assert made["bytes"] == (call.home / "b").stat().st_size
+    seen = call("shoal-fleet", "restore", "x", "b", "--check", "--json", **secret).data
+    assert seen == {"fleet": "reef", "backup_roster": 3, "made_at": made["made_at"], "files": made["files"]}
+    assert not (call.home / "x").exists()
+    again = call("shoal-fleet", "restore", "x", "b", "--offline", "--json", **secret).data
+    assert again == {**seen, "directory": "x", "roster": 1004}
+
+
 def test_check_prints_one_line(call, backup, secret):
     seen = call("shoal-fleet", "restore", "x", "reef.backup", "--check", **secret)
     assert seen.out.startswith("fleet reef, roster 3, of 20")
@@ -50,6 +61,13 @@ def test_without_a_broker_restore_says_so(call, backup, secret):
     told = call("shoal-fleet", "restore", "again", "reef.backup", status=5, **secret)
     assert "hint: start the broker; or --offline" in told.err
     assert not (call.home / "again").exists()
+
+
+def test_earlier_backup_is_never_overwritten(call, backup, secret):
+    before = (call.home / "reef.backup").read_bytes()
+    told = call("shoal-fleet", "backup", "owner", "reef.backup", status=3, **secret)
+    assert "reef.backup exists already" in told.err
+    assert (call.home / "reef.backup").read_bytes() == before
 
 
 def test_backup_belongs_outside_of_directory(call, fleet, secret):

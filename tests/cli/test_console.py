@@ -34,6 +34,19 @@ def test_a_broker_that_is_down_is_status_5(call, fleet, verb):
     assert "error: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.err
 
 
+def test_silent_broker_blames_no_device(call, fleet):
+    """Status says that the broker did not answer and blames no device."""
+    told = call("shoal-fleet", "status", "owner")
+    first, problem, hint, *owner = told.out.splitlines()
+    assert first == "fleet reef, aggregator: no answer"
+    assert problem.startswith("problem: no MQTT broker can be used at mqtt://127.0.0.1:1")
+    assert hint.startswith("  hint: start the broker")
+    assert owner[-1] == "pending approvals: unknown"
+    assert "dev-1" not in told.out
+    data = call("shoal-fleet", "status", "owner", "--json").data
+    assert (data["running"], data["connected"], data["owner"]["devices"]) == (None, None, 1)
+
+
 def test_missing_number_is_a_usage_error(call, fleet):
     """A command without a number is a mistake of usage."""
     for verb in ("pause", "logs"):

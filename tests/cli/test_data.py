@@ -36,6 +36,24 @@ def shoal(tmp_path, monkeypatch):
     return call
 
 
+def test_list_says_where_each_set_is(shoal, tmp_path):
+    """The list says where each is or how to get it."""
+    digits(tmp_path / "sets" / "mnist")
+    made = json.loads(shoal("data", "list", "--data-dir", tmp_path / "sets", "--json").stdout)["data"]["datasets"]
+    found = {d["name"]: d for d in made}
+    assert set(found) == {"mnist", "fashion-mnist", "cifar10", "femnist", "sent140", "ag-news", "cmapss", "air"}
+    assert found["mnist"]["folder"] == str(tmp_path / "sets" / "mnist")
+    assert found["cifar10"]["folder"] is None
+    assert str(tmp_path / "cache/shoal/cifar10") in found["cifar10"]["places"]
+    lines = shoal("data", "list").stdout.splitlines()
+    assert lines[0] == "mnist          not here: shoal data fetch mnist"
+    for name, line in zip(("cifar10", "femnist", "sent140", "ag-news"), lines[2:6], strict=True):
+        assert line.endswith(f" in {tmp_path}/cache/shoal/{name}"), line
+    for name, line in zip(("cmapss", "air"), lines[6:], strict=True):
+        assert f" to {tmp_path}/cache/shoal/{name}/{name}.npz, " in line, line
+    assert found["cifar10"]["obtain"].endswith(f" in {tmp_path}/sets/cifar10")
+
+
 def test_files_other_than_mnists_are_refused(shoal, tmp_path):
     """Status 7: the checksums are those of the official files, so a made-up set never passes."""
     digits(tmp_path / "mine")

@@ -26,10 +26,36 @@ def line(call, fleet):
     return call("shoal-fleet", "invite", "owner").out.strip()
 
 
+def test_token_is_one_line(call, fleet):
+    """Broker, fleet, both fingerprints and a secret; stderr repeats all but the secret."""
+    made = call("shoal-fleet", "invite", "owner", "--expires", "2h")
+    (text,) = made.out.splitlines()
+    token = Token.from_line(text)
+    assert (token.fleet, token.broker, token.owner) == ("reef", BROKER, fleet)
+    assert token.aggregator in made.err
+    assert text not in made.err
+    assert "holds for 2h" in made.err
+
+
 def test_earlier_name_still_works(call, fleet):
     """It is an alias that --help does not list."""
     assert Token.from_line(call("shoal-fleet", "invite", "owner").out.strip()).fleet == "reef"
     assert "token " not in call("shoal-fleet", "--help").out
+
+
+def test_many_lines_are_one_a_device(call, fleet):
+    made = call("shoal-fleet", "invite", "owner", "--count", "3")
+    assert len({Token.from_line(text).secret for text in made.out.splitlines()}) == 3
+    assert "next: shoal-fleet approve owner --all-invited" in made.err
+    assert len(call("shoal-fleet", "invite", "owner", "--count", "2", "--json").data["lines"]) == 2
+    call("shoal-fleet", "invite", "owner", "--count", "0", status=2)
+
+
+@pytest.mark.parametrize("span", ["0m", "30", "m", "31d", "-5m", "1e3s"])
+def test_span_that_is_none_is_a_usage_error(call, fleet, span):
+    """And no token is made."""
+    call("shoal-fleet", "invite", "owner", f"--expires={span}", status=2)
+    assert not (call.home / "owner" / "tokens").exists()
 
 
 def test_device_takes_the_line_from_a_file(call, line):
@@ -77,6 +103,32 @@ def test_who_has_joined_can_not_enrol(call, line):
 def test_without_a_broker_the_owner_is_told(call, fleet, command):
     """Status 5."""
     call("shoal-fleet", command[0], "owner", *command[1:], status=5)
+
+
+def test_revocation_holds_without_a_broker(call, fleet):
+    """It is signed first and published after."""
+    made = call("shoal-fleet", "revoke", "owner", "dev-1", status=5)
+    assert made.out.startswith("dev-1 revoked by roster ")
+    assert "it is signed and stored: shoal-fleet publish owner when the broker is back" in made.err
+    assert "dev-1 " in call("shoal-fleet", "show", "owner").out
+    assert call("shoal-fleet", "show", "owner", "--json").data["devices"][0]["revoked"]
+    call("shoal-fleet", "revoke", "owner", "dev-1", status=3)
+    told = " ".join(call("shoal-fleet", "revoke", "--help").out.split())
+    assert "opens the next round under the new keys" in told
+
+
+def test_rotate_draws_new_secrets(call, fleet):
+    """Unreachable broker: signed all the same, and `publish` is named; the roster says since when the secrets hold."""
+    before = FleetDirectory(call.home / "owner").secrets
+    made = call("shoal-fleet", "rotate", "owner", status=5)
+    assert "it is signed and stored: shoal-fleet publish owner" in made.err
+    sequence = FleetDirectory(call.home / "owner").roster.sequence
+    assert made.out.strip() == f"new secrets since roster {sequence}"
+    again = call("shoal-fleet", "rotate", "owner", SHOAL_FLEET_OFFLINE="1")
+    assert "shoal-fleet publish owner" in again.err
+    after = FleetDirectory(call.home / "owner").secrets
+    assert before.version_secret != after.version_secret
+    assert before.broadcast_key != after.broadcast_key
 
 
 def test_damaged_files_say_what_to_do(call, fleet):
@@ -153,6 +205,16 @@ def test_a_passphrase_guards_the_owners_keys(call):
     assert PASSPHRASE not in "\n".join(call.seen)
     assert b"shoal-identity" not in (call.home / "owner" / "owner.key").read_bytes()
     assert b"reef" not in (call.home / "owner" / "secrets.bin").read_bytes()
+
+
+def test_a_short_passphrase_is_refused(call):
+    """Before anything is written."""
+    write_private(call.home / "pass", b"short")
+    call(
+        "shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER, "--passphrase",
+        status=3, SHOAL_PASSPHRASE_FILE="pass",
+    )  # fmt: skip
+    assert not (call.home / "owner").exists()
 
 
 def test_passphrase_is_asked_for_unseen(call):

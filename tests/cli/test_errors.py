@@ -83,6 +83,12 @@ def test_config_a_fleet_twice(call):
     assert (call.home / "owner/secrets.bin").read_bytes() == before
 
 
+def test_config_a_bad_name(call):
+    """Status 3: names stand in topics."""
+    made = call("shoal-fleet", "init", "owner", "--name", "Reef/1", "--broker", BROKER, status=3)
+    complaint(made, "fleet 'Reef/1' is not a valid name", "use 1 to 64 of a-z")
+
+
 def test_config_an_unknown_key(call, fleet):
     """Status 3, with the keys that there are."""
     (call.home / "e.toml").write_text('[edge]\nmask_secret = "00"\n')
@@ -122,9 +128,27 @@ def test_not_enrolled_as_json(call):
     assert "error: nowhere belongs to no fleet" in made.err
 
 
+def test_no_fleet(call):
+    """Status 4 for the owner, too."""
+    complaint(call("shoal-fleet", "show", "nowhere", status=4), "nowhere holds no fleet", "shoal-fleet init DIR")
+
+
 def test_no_broker_for_the_aggregator(call, fleet):
     """Status 5 if no broker answers at the address."""
     assert BROKER in call("shoal-aggregator", "serve", "server", "--once", status=5).err
+
+
+def test_no_broker_for_a_device(call, fleet):
+    """Status 5."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
+    assert BROKER in call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=5).err
+
+
+def test_untrusted_another_owner(call, fleet):
+    """Status 6 when the grant is not of the owner whose fingerprint was given."""
+    wrong = "aaaa-bbbb-cccc-dddd-eeee-ffff"
+    made = call("shoal-edge", "join", "dev-1", "owner/grants/dev-1.grant", "--owner", wrong, status=6)
+    complaint(made, f"this grant is from owner {fleet}, not {wrong}", "compare the fingerprint")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +191,12 @@ def test_integrity_a_damaged_key_file(call, fleet):
     path = call.home / "dev-1/identity.key"
     path.write_bytes(path.read_bytes()[:-1])
     complaint(call("shoal-edge", "status", "dev-1", status=7), "dev-1/identity.key is not a key file", "restore it")
+
+
+def test_integrity_a_short_card(call, fleet):
+    """Status 7 for a card that was cut off anywhere."""
+    (call.home / "c").write_bytes((call.home / "dev-1/dev-1.card").read_bytes()[:70])
+    assert "error: " in call("shoal-fleet", "add-device", "owner", "c", status=7).err
 
 
 def test_no_model_yet(call, fleet):

@@ -24,6 +24,20 @@ FINGERPRINT = r"[a-z2-7]{4}(-[a-z2-7]{4}){5}"
 ROTATION = "rotation (secret permutation, signs, Hadamard)"
 
 
+def test_the_owner_makes_a_fleet(call):
+    """Stdout has the fingerprint only; the next steps are on stderr."""
+    made = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER)
+    assert re.fullmatch(rf"owner {FINGERPRINT}\n", made.out)
+    assert made.err.startswith("next: ")
+
+
+def test_a_device_makes_a_card(call):
+    """Stdout has the card's path, stderr the fingerprint that the owner may compare."""
+    made = call("shoal-edge", "init", "dev-1", "--name", "dev-1")
+    assert made.out == "dev-1/dev-1.card\n"
+    assert re.search(rf"^fingerprint {FINGERPRINT}$", made.err, re.MULTILINE)
+
+
 def test_everybody_joins_and_no_secret_shows(call):
     """Enrolment by cards and grants; no output and no file that is passed on holds a secret in a usual encoding."""
     owner = call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", BROKER).last.removeprefix("owner ")
@@ -51,6 +65,18 @@ def test_everybody_joins_and_no_secret_shows(call):
             assert spelling not in text
 
 
+def test_show_lists_who_belongs(call, fleet):
+    """People read lines, programs one object; both say the same."""
+    text = call("shoal-fleet", "show", "owner").out
+    data = call("shoal-fleet", "show", "owner", "--json").data
+    assert data["fleet"] == "reef"
+    assert data["owner"] == fleet
+    assert data["broker"] == BROKER
+    assert [d["name"] for d in data["devices"]] == ["dev-1"]
+    assert f"owner {fleet}\n" in text
+    assert f"dev-1 {data['devices'][0]['fingerprint']}\n" in text
+
+
 def test_show_lists_runs_with_their_masks(call, fleet, task):
     """The signed runs, in both formats; a file that is not a run is reported and skipped."""
     owner = FleetDirectory(call.home / "owner")
@@ -70,6 +96,16 @@ def test_show_lists_runs_with_their_masks(call, fleet, task):
         in text
     )
     assert "run 2: fedavg, mask none, 1 round, weighting uniform, robust filter\n" in text
+
+
+def test_config_says_whence_each_value_is(call, fleet):
+    """Flag over environment over file over default."""
+    (call.home / "a.toml").write_text('[aggregator]\ndevice = "cpu"\nlog = "debug"\n')
+    shown = call("shoal-aggregator", "config", "server", "--config", "a.toml", SHOAL_AGGREGATOR_LOG="error").out
+    assert "dir = server  # flag\n" in shown
+    assert "device = cpu  # a.toml\n" in shown
+    assert "log = error  # SHOAL_AGGREGATOR_LOG\n" in shown
+    assert "once = False  # default\n" in shown
 
 
 def test_aggregators_status_and_log_say_mask(call, fleet, task):
@@ -222,6 +258,24 @@ def test_secrets_lie_in_private_files(call, fleet):
     assert [path for path in paths if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.parametrize(
+    ("program", "directory", "file"),
+    [
+        ("shoal-edge", "dev-1", "membership.bin"),
+        ("shoal-edge", "dev-1", "roster.signed"),
+        ("shoal-aggregator", "server", "membership.bin"),
+        ("shoal-aggregator", "server", "roster.signed"),
+    ],
+)
+def test_damaged_file_is_named_with_advice(call, fleet, program, directory, file):
+    path = call.home / directory / file
+    write_private(path, path.read_bytes()[:10])
+    failed = call(program, "status", directory, status=7)
+    wrong = "an earlier version of Shoal wrote it" if file == "membership.bin" else "not what belongs there"
+    assert f"{directory}/{file} is damaged, or {wrong}: " in failed.err
+    assert "join again with a grant" in failed.err
+
+
 def test_another_programs_directory_is_told(call, fleet):
     failed = call("shoal-edge", "status", "server", status=4)
     assert "server has no receiving keys: another program or an earlier version of Shoal made it" in failed.err
@@ -229,6 +283,19 @@ def test_another_programs_directory_is_told(call, fleet):
     failed = call("shoal-aggregator", "status", "dev-1", status=7)
     assert "dev-1/membership.bin is damaged, or an earlier version of Shoal wrote it: " in failed.err
     assert "check that this is the program's directory" in failed.err
+
+
+def test_join_takes_ones_own_grant_alone(call, fleet):
+    """A grant for another device, or no grant at all, is refused."""
+    owner = FleetDirectory(call.home / "owner")
+    call("shoal-edge", "init", "dev-2", "--name", "dev-2")
+    owner.add_device((call.home / "dev-2/dev-2.card").read_bytes())
+    failed = call("shoal-edge", "join", "dev-2", "owner/grants/dev-1.grant", "--owner", fleet, status=6)
+    assert "this grant is not for the keys of 'dev-2' here" in failed.err
+    assert "it is for 'dev-1'" in failed.err
+    failed = call("shoal-edge", "join", "dev-2", "owner/roster.signed", "--owner", fleet, status=7)
+    assert "owner/roster.signed is damaged, or not what belongs there" in failed.err
+    assert "shoal-fleet add-device" in failed.err
 
 
 def test_grant_opens_once_then_another_card(call, fleet):

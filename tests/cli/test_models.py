@@ -40,6 +40,54 @@ def predicted(call, *options):
     return call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--json", *options).data
 
 
+def test_models_lists_them_newest_first(call, finished):
+    lines = call("shoal-edge", "models", "dev-1").out.splitlines()
+    assert lines == [
+        f"run {run}, round 5; finished 2027-01-15T08:00:0{run}Z; fedavg, cluster 0; validation accuracy {accuracy}, loss 0.5, "
+        f"20 samples{end}"
+        for run, accuracy, end in ((3, 0.6, ""), (2, 0.9, "; answers"), (1, 0.5, ""))
+    ]
+    listed = call("shoal-edge", "models", "dev-1", "--json").data["models"]
+    assert listed[1] == {
+        "run": 2,
+        "run_id": "02" * 16,
+        "round": 5,
+        "algorithm": "fedavg",
+        "cluster": 0,
+        "task_digest": BUNDLE.digest.hex(),
+        "finished_at": "2027-01-15T08:00:02Z",
+        "validation_loss": 0.5,
+        "validation_accuracy": 0.9,
+        "validation_samples": 20,
+        "answers": True,
+        "pinned": False,
+        "chosen_by_owner": False,
+    }
+
+
+def test_no_finished_models_list_none(call, fleet):
+    """A device without finished models lists none."""
+    told = call("shoal-edge", "models", "dev-1")
+    assert (told.out, told.err) == ("", "no run has finished on this device yet\n")
+    assert call("shoal-edge", "models", "dev-1", "--json").data == {"models": []}
+
+
+def test_rollback_names_the_runs_there_are(call, finished):
+    """A rollback to a run that is not there names those that are."""
+    made = call("shoal-edge", "rollback", "dev-1", "9", status=2)
+    assert "error: this device has no finished model of run 9: it has runs 3, 2, 1\n" in made.err
+    assert "hint: give one of them: shoal-edge rollback dev-1 RUN\n" in made.err
+    call("shoal-edge", "rollback", "dev-1", "1")
+    made = call("shoal-edge", "rollback", "dev-1", status=3)
+    assert "error: this device has no finished model older than run 1's: it has runs 3, 2, 1\n" in made.err
+
+
+def test_a_directory_of_no_device_is_refused(call):
+    for command in ("models", "rollback"):
+        made = call("shoal-edge", command, "nowhere", status=4)
+        assert "error: nowhere belongs to no fleet" in made.err
+
+
 def test_rollback_changes_answers_at_once(call, finished):
     """The device's directory is locked, as by `shoal-edge run`."""
     with exclusive(call.home / "dev-1", wait_s=0, hint="-"):

@@ -10,6 +10,20 @@ def test_help_names_both_commands(call):
     assert "--force" in call("shoal-fleet", "models", "get", "--help").out
 
 
+def test_no_broker_is_status_5(call, fleet):
+    for arguments in (("list", "owner"), ("get", "owner", "--out", "models")):
+        made = call("shoal-fleet", "models", *arguments, status=5)
+        assert "error: no MQTT broker can be used at mqtt://127.0.0.1:1" in made.err
+        assert made.out == ""
+    assert not (call.home / "models").exists()
+    failed = call("shoal-fleet", "models", "list", "owner", "--json", status=5).error
+    assert failed["type"] == "BrokerUnreachableError"
+
+
+def test_a_directory_of_no_fleet_is_refused(call):
+    assert "error: nowhere holds no fleet" in call("shoal-fleet", "models", "list", "nowhere", status=4).err
+
+
 def test_unsuitable_folder_is_refused_first(call, fleet):
     """An unsuitable folder is refused before the broker is asked."""
     made = call("shoal-fleet", "models", "get", "owner", "--out", "owner/models", status=3)

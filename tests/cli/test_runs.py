@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
-from crypto.seal.identity import Identity, open_document
+from crypto.seal.identity import Identity, open_document, sign_document
 from edge_client.models.checkpoints import CONTENT_LABEL
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.masks import run_chain
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.recipe import Setting
 from shoal.task.manifest import Parameter
-from shoal.util.files import exclusive
+from shoal.util.files import exclusive, write_private
 from tests.helpers.receiving import device_card
 from tests.helpers.tasks import logistic_bundle
 
@@ -139,6 +143,59 @@ def run_in(call, path):
     group = GroupKey(owner.name, CONTENT_LABEL, run_chain(owner, plan).take().content)
     raw = open_from_group(group, package.origins, head, at, owner.owner.member.sign_key)
     return plan, np.frombuffer(raw, "<f4").reshape(plan.origins, plan.length)
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "hint"),
+    [
+        (
+            ["fedavg"],
+            "min_contributors 3 wants 3 devices in each mean, and there are 2",
+            "lower min_contributors, at the price",
+        ),
+        (
+            ["fedavg", "--min-contributors", "2", "--participation", "0.5"],
+            "participation 0.5 draws 1 of 2",
+            "raise part",
+        ),
+        (
+            ["ifca", "--min-contributors", "1", "--set", "k=3"],
+            "k is 3, and there are 2 devices",
+            "lower k, or add devices",
+        ),
+        (
+            ["fedgroup", "--min-contributors", "1", "--set", "groups=3"],
+            "groups is 3, and there are 2 devices",
+            "lower groups, or add devices",
+        ),
+        (
+            ["local"],
+            "local training gives each device its own model, but --min-contributors",
+            "give --min-contributors 1",
+        ),
+    ],
+)
+def test_run_without_effect_is_refused(call, fleet, task, extra, error, hint):
+    """A run that could change no model is refused."""
+    grow(call, 2)
+    made = call(*RUN, "--algorithm", *extra, status=3)
+    assert f"error: {error}" in made.err
+    assert f"hint: {hint}" in made.err
+    assert list((call.home / "owner/runs").iterdir()) == []
+
+
+def test_expired_roster_signs_no_run(call, fleet, task):
+    """No device would follow it; `show` says so beforehand."""
+    owner = FleetDirectory(call.home / "owner")
+    past = dataclasses.replace(owner.roster, sequence=9, issued_at_s=1_600_000_000, expires_at_s=1_700_000_000)
+    write_private(owner.path / ROSTER_FILE, sign_document(owner.owner, past))
+    made = call(*RUN, "--algorithm", "fedavg", "--min-contributors", "1", status=3)
+    assert "error: the roster expired on 2023-11-14" in made.err
+    assert "hint: shoal-fleet renew, then shoal-fleet publish" in made.err
+    assert call("shoal-fleet", "show", "owner").out.startswith("fleet reef, roster 9, expired 2023-11-14\n")
+    assert call("shoal-fleet", "show", "owner", "--json").data["expires_at_s"] == 1_700_000_000
+    call("shoal-fleet", "renew", "owner")
+    assert re.match(r"fleet reef, roster 10, expires 2\d{3}-", call("shoal-fleet", "show", "owner").out)
 
 
 @pytest.mark.torch
