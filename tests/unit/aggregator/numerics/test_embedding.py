@@ -71,6 +71,12 @@ def test_zero_update_has_a_row_of_zeros() -> None:
     np.testing.assert_array_equal(edc(np.zeros((3, 4), np.float32), 2), np.zeros((3, 2)))
 
 
+def test_edc_by_hand() -> None:
+    """Two orthogonal axes, the longer one first."""
+    rows = np.array([[3.0, 0, 0], [0, 2.0, 0], [3.0, 0, 0]], dtype=np.float32)
+    np.testing.assert_allclose(edc(rows, 2), [[1, 0], [0, 1], [1, 0]], atol=1e-12)
+
+
 @pytest.mark.parametrize("factor", [1e-12, 1e12])
 def test_edc_does_not_depend_on_the_scale(factor: float) -> None:
     rows = groups(9, 100, 3)

@@ -17,6 +17,12 @@ def test_gamma_limit_by_hand(cross: float, limit: float) -> None:
     assert limit == 0 or is_safe_split(cross, limit - 1e-9)
 
 
+def test_overlap_is_cosine_of_added_angles() -> None:
+    """Eq. 64: cos(asin x + asin y)."""
+    assert overlap(0.3, 0.6) == pytest.approx(math.cos(math.asin(0.3) + math.asin(0.6)))
+    assert overlap(0.0, 0.0) == 1.0
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.2, 0.7, 0.99])
 def test_limit_and_overlap_are_one_test(gamma: float) -> None:
     """Eq. 39 holds exactly where the overlap of the two noisiest devices exceeds the cross similarity."""
