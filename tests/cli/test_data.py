@@ -71,7 +71,7 @@ def test_a_folder_without_files_is_status_8(shoal, tmp_path):
     ("name", "error", "hint"),
     [
         ("cifar10", "cifar10 can't be fetched", "cifar-10-binary.tar.gz"),
-        ("imagenet", "no data set 'imagenet'", "there are mnist"),
+        ("imagenet", "no data set 'imagenet'", "there are ag-news, air, cifar10"),
     ],
 )
 def test_only_mnist_is_fetched(shoal, name, error, hint):
