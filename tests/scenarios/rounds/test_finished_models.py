@@ -245,7 +245,7 @@ def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, mo
     begin_run(fleet, local=LEARN_NOTHING)
     train_a_round(fleet)
     assert which() == (1, 5, False, "")
-    assert which("--live") == (2, 1, True, "")
+    assert which("--live") == (2, 2, True, "")
     written = call("export", folder, str(tmp_path / "m.onnx"), "--json").out
     assert json.loads(written)["data"] == {
         "file": str(tmp_path / "m.onnx"),
@@ -256,7 +256,7 @@ def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, mo
         "choice": "cluster",
     }
     said = call("export", folder, str(tmp_path / "live.onnx"), "--live").out
-    assert "cluster 0 of run 2, round 1" in said
+    assert "cluster 0 of run 2, round 2" in said
 
 
 def test_live_model_answers_with_a_note(tmp_path, source, capsys, monkeypatch):
@@ -268,5 +268,5 @@ def test_live_model_answers_with_a_note(tmp_path, source, capsys, monkeypatch):
         with pytest.raises(SystemExit):
             run_program(cli.app, prog="shoal-edge")
         said = capsys.readouterr()
-        assert "no run has finished on this device yet: this is the model of run 1 under way, round 1" in said.err
+        assert "no run has finished on this device yet: this is the model of run 1 under way, round 2" in said.err
         assert json.loads(said.out)["data"]["live"] is True
