@@ -457,7 +457,9 @@ class _Numbers:
     def raw(self, columns: Columns) -> Raw:
         """Return the table."""
         x = np.frombuffer(self._values, np.float64).reshape(len(self.lines), -1)
-        return Raw(x, np.array(self._labels), self._path, self.lines, columns.names, columns.unused)
+        return Raw(
+            x, np.array(self._labels), self._path, lines=self.lines, columns=columns.names, unused=columns.unused
+        )
 
 
 def _number_hint(cell: str) -> str:

@@ -12,7 +12,7 @@ from tests.cli.toy_study import REMOVE
     "command",
     [
         ("demo", "--save"),
-        *(("bench", name, "--save") for name in ("round", "aggregator", "numerics", "privacy")),
+        *(("bench", name, "--save") for name in ("round", "load", "numerics", "privacy")),
         ("bench", "privacy", "--html"),
         ("simulate", "toy", "--save"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -247,7 +248,7 @@ def test_an_interrupt_ends_with_130(tmp_path):
 
 
 def test_progress_is_for_terminals():
-    """On one, a progress line that is erased at the end; only the result is on stdout."""
+    """On one, a bar for each algorithm; only the result is on stdout."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", TOY, "simulate", "toy", "--rounds", "5", "--json"],
@@ -264,8 +265,8 @@ def test_progress_is_for_terminals():
     assert process.returncode == 0
     assert json.loads(out)["data"]["rounds"] == 5
     assert "dealing the samples" in shown
-    assert "ifca 5/5" in shown
-    assert shown.endswith("\r\x1b[K")
+    assert re.search(r"ifca .*5/5", shown)
+    assert shown.endswith("\x1b[?25h"), "the cursor is shown again"
 
 
 @pytest.mark.parametrize(

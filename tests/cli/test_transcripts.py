@@ -212,6 +212,9 @@ COMPILING = (
         2,
         says="inputs is a whole number",
     ),
+    ok("shoal-fleet task check", "task dev-1.npz", says="dev-1.npz"),
+    as_json("shoal-fleet task check", "task dev-1.npz"),
+    mistake("shoal-fleet task check", "nowhere dev-1.npz", 8, says="nowhere"),
 )
 """Needs torch."""
 

@@ -54,6 +54,7 @@ if CHOSEN.get("later"):
     publish = MqttTransport.publish
 
     def publish_twice(self, topic, payload, *, retain=False, qos=1):
+        payload = bytes(payload)
         if topic.endswith(TOPICS) and len(payload) > chunking.HEADER_BYTES:
             # Not retained: it must not take the place of the announcement.
             publish(self, topic, payload[:5] + bytes([KIND]) + payload[6:], qos=qos)

@@ -254,7 +254,7 @@ class Liar:
         def false(identity, key, head, data, body=b""):
             message = _decoded(data)
             if isinstance(message, Upload):
-                body = self._body(identity, message, bytes(body))
+                body = self._body(identity, message, b"".join(body) if isinstance(body, list) else bytes(body))
                 message = dataclasses.replace(message, attached=message.attached + body[1])
                 body = body[0]
                 head = self._head(identity, head)

@@ -132,7 +132,7 @@ def test_run_begins_with_a_certified_model(tmp_path):
         plan, round_, models = read_certified(file, fleet.bundle, owner)
         assert (plan.run, models.keys()) == (fleet.plan.run, {0})
         assert 3 <= round_ <= closed
-        begins = _origins(owner, file, None, fleet.bundle, None, 1)
+        begins = _origins(owner, file, None, tmp_path, fleet.bundle, None, 1)
         assert begins.tobytes() == models[0].tobytes()
         assert np.any(begins)
         data = file.read_bytes()

@@ -155,7 +155,7 @@ def test_final_upload_needs_its_model(tmp_path, undisturbed):
         tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
         fleet.run(100)
         fleet.kill_device("dev-01")
-        (fleet.stage.device_dir("dev-01") / "model.bin").unlink()
+        (fleet.stage.device_dir("dev-01") / "finished" / "list.bin").unlink()
         tap.rules.clear()
         fleet.revive_device("dev-01")
         until_done(fleet, "dev-01")
