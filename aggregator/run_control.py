@@ -38,7 +38,7 @@ from aggregator.strategies.registry import TooManyComparedError
 from crypto.seal.identity import open_document
 from shoal import limits
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireVersionError
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from edge_client import export as exporting
 from edge_client.learning.data import load, load_inputs
 from edge_client.learning.evaluation import ClassFigures, ErrorFigures, of_classes, of_numbers
+from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
 from edge_client.learning.model import Backend
-from edge_client.learning.personal import CLUSTER, node_name, node_of
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.standardisation import scale_for, standardised
 from edge_client.learning.trainer.choice import device_model
@@ -42,7 +42,7 @@ class Chosen:
         bundle: the task.
         models: one run's, of one round: from the root of cfl's tree to the device's own.
         live: whether they are of the current run rather than a finished one.
-        choice: name of the device's personal choice; see `edge_client.learning.personal`.
+        choice: name of the device's personal choice; see `edge_client.learning.finish_rule`.
         trained: the chosen model, if it is one that the device trained after the run.
         scale: by which samples are standardised; None if the task does not.
         backend: makes what computes the answers, given the task and the number of threads.

@@ -14,8 +14,8 @@ from crypto.seal.identity import peek_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
 from shoal.membership.grants import DEVICE_ROLE
-from shoal.membership.plans import open_plan
 from shoal.membership.roster import aggregator_of
+from shoal.membership.signed_plans import open_plan
 from shoal.protocol import channels
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
 from shoal.protocol.documents import DeviceGrant, Member, Roster, RosterChange, RunPackage

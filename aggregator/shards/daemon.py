@@ -18,7 +18,7 @@ from aggregator.workers import ThreadWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, ShoalError, TakenOverError, UntrustedError, reason_of
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.protocol import channels
 from shoal.protocol.jobs import JobKind
 from shoal.protocol.reassembly import Reassembler

@@ -22,7 +22,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.state import Order, newest
 from aggregator.storage.store import DATABASE, read_key_version, read_last_record, read_plan, readable
 from shoal.errors import ConfigError, DocumentError, IntegrityError, ShoalError, UntrustedError
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.util.files import read_if_there, write_atomic

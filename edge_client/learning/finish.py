@@ -1,6 +1,6 @@
 """The personal finish of a device: make the candidates one after another, and keep the one that the rule prefers.
 
-`edge_client.learning.personal` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
+`edge_client.learning.finish_rule` has the names and the rule, `edge_client.run.finishing` decides when a device does this. No
 more than the leader so far and the candidate under way, with the epoch before, are in memory. A chosen model that the device
 has trained is trained again in the same way, with the validation samples beside the training samples.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from edge_client.learning import training
 from edge_client.learning.data import Dataset, joined, permutation
-from edge_client.learning.personal import (
+from edge_client.learning.finish_rule import (
     ALONE,
     CLUSTER,
     DITTO,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from edge_client.config import ditto_weight
 from edge_client.learning.data import load, split, split_growing
 from edge_client.learning.finish import Chosen, Ended, finish
-from edge_client.learning.personal import CLUSTER, node_name, node_of
+from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
 from edge_client.learning.standardisation import prepared, scale_for
 from edge_client.learning.trainer.choice import make_model
 from edge_client.learning.worker import LOWEST_PRIORITY

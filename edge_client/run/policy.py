@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from crypto.mask.modes.registry import MODES
 from shoal.errors import IntegrityError, UntrustedError
-from shoal.membership.plans import open_plan as open_owners_plan
+from shoal.membership.signed_plans import open_plan as open_owners_plan
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import (

@@ -62,7 +62,7 @@ class PersonalChoice:
     Attributes:
         version: `CHOICE_VERSION`.
         run_id: the run.
-        choice: name of the chosen candidate; see `edge_client.learning.personal`.
+        choice: name of the chosen candidate; see `edge_client.learning.finish_rule`.
         by_hand: whether a person went back to the cluster's model, whatever the figures say.
         fits: the candidates that were compared, in order.
         samples, folds: see `edge_client.learning.finish.Chosen`.

@@ -31,7 +31,7 @@ def refused(make):
         return f"{{type(error).__name__}}: {{error}}"
 """
 FLEET = """
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.owner.cli.main import app
 from shoal.owner.keys.run_list import summary
 from shoal.owner.runs.plan import draft_plan

@@ -24,7 +24,7 @@ from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, residual, scales, state
 from shoal import limits
-from shoal.membership import tokens as seal_tokens
+from shoal.membership import enrol_requests as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault

@@ -10,7 +10,7 @@ from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from edge_client.enrolment import Enrolling, prepare
 from edge_client.membership import DeviceMembership
-from shoal.membership.tokens import token_id
+from shoal.membership.enrol_requests import token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory

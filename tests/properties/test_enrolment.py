@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crypto.seal.identity import Identity
 from shoal.errors import ConfigError, ShoalError
-from shoal.membership.tokens import make_request, open_request
+from shoal.membership.enrol_requests import make_request, open_request
 from shoal.protocol.enrolment import LINE_PREFIX, Token
 from tests.helpers.receiving import RECEIVING
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.owner.keys.vault import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan

@@ -76,7 +76,7 @@ class Result:
 
         Each device chooses by its validation share, or by cross-validation if that is small, among its cluster's model, that
         model after 1, 3 and 10 more local epochs, the models above it with cfl's setting ``path``, Ditto's if `simulate` was
-        given a weight, and a model that it trained alone; see `edge_client.learning.personal`. Without a validation share it
+        given a weight, and a model that it trained alone; see `edge_client.learning.finish_rule`. Without a validation share it
         keeps its cluster's model. The first access trains these models, one device after another, which takes two or three times
         as long as a run of the strategy ``local``. Shape (devices,), float64; NaN without a test share.
         """

@@ -15,7 +15,7 @@ from aggregator.numerics.backend import NumpyBackend
 from aggregator.strategies.base import Strategy, StrategySettings, read_settings
 from aggregator.strategies.registry import STRATEGIES, build_strategy, check_members, find_strategy
 from crypto.mask.modes.registry import find
-from edge_client.learning.personal import node_name
+from edge_client.learning.finish_rule import node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT
 from shoal.owner.runs.checks import check_devices, doubts

@@ -18,8 +18,8 @@ from torch import Tensor
 from edge_client.learning.data import Dataset, DataSplits
 from edge_client.learning.finish import Chosen, Ended
 from edge_client.learning.finish import finish as finish_of_device
+from edge_client.learning.finish_rule import CLUSTER
 from edge_client.learning.model import Score
-from edge_client.learning.personal import CLUSTER
 from edge_client.models import fresh_start
 from shoal.simulation.data import Shard
 from shoal.simulation.engine.private import PrivateStart
@@ -35,7 +35,7 @@ class Personal:
     Attributes:
         losses: mean test loss, float64; NaN without a test share.
         correct: labels predicted right; tested: labels seen; int64.
-        choices: names of the chosen candidates, as `edge_client.learning.personal` gives them.
+        choices: names of the chosen candidates, as `edge_client.learning.finish_rule` gives them.
     """
 
     losses: NDArray[np.float64]

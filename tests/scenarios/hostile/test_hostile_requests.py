@@ -11,7 +11,7 @@ from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from shoal import limits
-from shoal.membership.tokens import make_request, token_id
+from shoal.membership.enrol_requests import make_request, token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory

@@ -10,7 +10,7 @@ from crypto.seal.identity import Identity, fingerprint
 from edge_client.enrolment import Enrolling, prepare
 from shoal.errors import ConfigError
 from shoal.membership import directory as memberships
-from shoal.membership.tokens import token_id
+from shoal.membership.enrol_requests import token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory

@@ -9,8 +9,8 @@ import typer
 
 from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import BrokerUnreachableError, ConfigError, UsageError
+from shoal.membership.enrol_requests import token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.membership.tokens import token_id
 from shoal.owner.cli import enrolment
 from shoal.owner.enrolment.admission import Refused, Request
 from shoal.owner.enrolment.tokens import TokenStore

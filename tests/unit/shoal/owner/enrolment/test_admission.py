@@ -9,7 +9,7 @@ from edge_client.enrolment import prepare
 from edge_client.membership import DeviceMembership
 from shoal import limits
 from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
-from shoal.membership.tokens import token_id
+from shoal.membership.enrol_requests import token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S
 from shoal.owner.keys.directory import FleetDirectory

@@ -10,9 +10,9 @@ from crypto.seal.envelope import seal_to_group
 from crypto.seal.identity import Identity, fingerprint, sign_document
 from edge_client.membership import DeviceMembership
 from shoal.errors import ConfigError, UntrustedError, WireError
-from shoal.membership import tokens as seal_tokens
+from shoal.membership import enrol_requests as seal_tokens
+from shoal.membership.enrol_requests import make_request, token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card, seal_grant
-from shoal.membership.tokens import make_request, token_id
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.chunking import ChunkKind, split

@@ -15,8 +15,8 @@ from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from shoal import limits
 from shoal.errors import BrokerUnreachableError
+from shoal.membership.enrol_requests import make_request, token_id
 from shoal.membership.grants import open_grant
-from shoal.membership.tokens import make_request, token_id
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.enrolment.connection import OwnerConnection
 from shoal.owner.enrolment.tokens import TokenStore

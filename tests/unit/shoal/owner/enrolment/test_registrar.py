@@ -10,8 +10,8 @@ from edge_client.membership import DeviceMembership
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
 from shoal.membership.directory import load_receiving
+from shoal.membership.enrol_requests import make_request, token_id
 from shoal.membership.grants import open_grant
-from shoal.membership.tokens import make_request, token_id
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, TOKENS, TokenStore
 from shoal.owner.keys.directory import FleetDirectory

@@ -6,8 +6,8 @@ import pytest
 
 from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import ConfigError, IntegrityError, UntrustedError, UsageError
+from shoal.membership.enrol_requests import token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.membership.tokens import token_id
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, MAX_LIFE_S, TOKENS, TokenStore, seconds
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token

@@ -7,9 +7,9 @@ import pytest
 from crypto.seal.envelope import seal_to_group
 from crypto.seal.identity import Identity
 from shoal.errors import UntrustedError, WireError
-from shoal.membership import tokens
+from shoal.membership import enrol_requests as tokens
+from shoal.membership.enrol_requests import make_request, open_request, peek_request, token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
-from shoal.membership.tokens import make_request, open_request, peek_request, token_id
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card

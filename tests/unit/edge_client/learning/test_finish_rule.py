@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edge_client.learning import personal
-from edge_client.learning.personal import ALONE, CLUSTER, choose, clearly_better
+from edge_client.learning import finish_rule as personal
+from edge_client.learning.finish_rule import ALONE, CLUSTER, choose, clearly_better
 from shoal.protocol.recipe import LocalTraining
 
 EPOCHS = LocalTraining(epochs=2, batch_size=5, prox_mu=0.5)

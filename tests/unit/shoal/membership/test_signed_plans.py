@@ -6,7 +6,7 @@ import pytest
 
 from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError, WireError, WireVersionError
-from shoal.membership.plans import open_plan
+from shoal.membership.signed_plans import open_plan
 from shoal.protocol.codec import encode
 from shoal.version import WIRE
 from tests.helpers.plans import run_plan
