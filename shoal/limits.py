@@ -116,7 +116,7 @@ MAX_CERTIFICATE_BYTES: Final = 4 << 20
 MAX_NORM_NOISE: Final = 0.2
 """Largest relative standard deviation of a blurred norm; the factor, clipped at four of them, stays positive."""
 
-DEVICE_BYTES_A_COORDINATE: Final = 30
+DEVICE_BYTES_A_COORDINATE: Final = 36
 """Memory that a model takes on a device at its peak, beside the program's own, for each coordinate."""
 
 LOW_DISK_BYTES: Final = 1 << 20

@@ -20,8 +20,8 @@ UNITS = 6289
 """Units of the hidden layer of an MLP of 5 million parameters."""
 LARGE_UNITS = 12_579
 """Units of one of 10 million."""
-MOST_DEVICE_MB = 410
-"""Peak of a device with it: eight models above what the demo's model takes."""
+MOST_DEVICE_MB = 450
+"""Peak of a device with it: nine models above what the demo's model takes. It was 367 to 432 in three runs."""
 
 
 @pytest.fixture
