@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,14 @@ class Dies(Softmax):
 class Hangs(Softmax):
     def train(self, *_):
         time.sleep(1000)
+
+
+class Begins(Softmax):
+    """Begins a process of its own."""
+
+    def correct(self, *_):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        return 0
 
 
 class Eats(Softmax):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -154,7 +156,9 @@ def _shared(areas: Sequence[Area]) -> tuple[int, list[NDArray[Any]]]:
 
 
 def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
-    process.kill()
+    """End the process and those that it has begun, such as torch's data loaders: they are one group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     link.close()
 
