@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.digests import sha256
+from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import decode_prefix
-from shoal.types import DIGEST_BYTES
 from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, sync_directory, write_atomic, write_failed
 
 T = TypeVar("T")
@@ -38,8 +37,8 @@ def verified(path: Path, data: bytes, hint: str) -> memoryview:
     Raises:
         IntegrityError: the file is cut short, torn or altered.
     """
-    content = memoryview(data)[:-DIGEST_BYTES]
-    if sha256(content) != data[-DIGEST_BYTES:]:
+    content = before_digest(data)
+    if content is None:
         raise IntegrityError(f"{path} is damaged", hint=hint)
     return content
 

@@ -39,6 +39,13 @@ def sha256(*pieces: bytes | memoryview) -> bytes:
     return found.finalize()
 
 
+def before_digest(data: bytes | memoryview) -> memoryview | None:
+    """Return the bytes before the SHA-256 that ends ``data``; None if it is not theirs."""
+    whole = memoryview(data)
+    content = whole[: -_SHA256.digest_size]
+    return content if sha256(content) == whole[-_SHA256.digest_size :] else None
+
+
 def hmac_sha256(key: bytes, *pieces: bytes | memoryview) -> bytes:
     """Return the HMAC-SHA-256 (RFC 2104) of the pieces in a row, 32 bytes."""
     found = hmac.HMAC(key, _SHA256)

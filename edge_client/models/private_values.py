@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.digests import sha256
+from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, TaskError
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
-from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from shoal.task.bundle import TaskBundle
@@ -104,8 +103,8 @@ def parse_values(data: bytes, run_id: bytes, length: int) -> tuple[int, Float32V
     Raises:
         IntegrityError: they are damaged.
     """
-    content = memoryview(data)[:-DIGEST_BYTES]
-    if sha256(content) != data[-DIGEST_BYTES:]:
+    content = before_digest(data)
+    if content is None:
         raise IntegrityError("the private values stored with the last upload are damaged")
     head, body = decode_prefix(content, PrivateFile)
     if head.run_id != run_id:

@@ -18,7 +18,7 @@ from typing import Final
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage.residual import Residual, parse_residual
 from edge_client.upload_pieces import transfer_of
-from shoal.digests import sha256
+from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
 from shoal.types import DIGEST_BYTES
@@ -162,7 +162,7 @@ class PendingUploadFiles:
         residual = parse_residual(rest[end:], mark.transfer) if mark.length else None
         # The digest covers the head alone; the transfer id is a digest of the upload, and the values end with theirs.
         torn = len(sealed) and transfer_of(sealed) != mark.transfer
-        torn = torn or (mark.private and sha256(private[:-DIGEST_BYTES]) != private[-DIGEST_BYTES:])
+        torn = torn or (mark.private and before_digest(private) is None)
         if digest != sha256(encode(mark)) or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None

@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from shoal.digests import Sha256, hmac_sha256, sha256, shake_256
+from shoal.digests import Sha256, before_digest, hmac_sha256, sha256, shake_256
 
 DATA = bytes(range(256)) * 5
 
@@ -25,6 +25,13 @@ def test_growing_digest_at_each_step():
     assert growing.digest() == hashlib.sha256(DATA[:10]).digest()
     growing.update(memoryview(DATA)[10:20], DATA[20:])
     assert growing.digest() == growing.digest() == hashlib.sha256(DATA).digest()
+
+
+def test_what_stands_before_its_digest():
+    assert before_digest(DATA + sha256(DATA)) == DATA
+    assert before_digest(sha256()) == b""
+    for other in (b"", DATA, DATA[1:] + sha256(DATA), DATA + sha256(DATA)[:-1]):
+        assert before_digest(other) is None
 
 
 def test_hmac_of_pieces_is_that_of_the_whole():
