@@ -104,11 +104,19 @@ clean:
 BYZFL := byzfl==0.0.11
 # Lists the packages of a release: a build tool, which no program and no extra needs.
 CYCLONEDX := cyclonedx-bom==7.5.0
+# On a terminal pip's newest line stands still, so that minutes of downloads are no silence.
+PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),--progress-bar off,--quiet)
+SHOW = $(if $(MAKE_TERMOUT),| while IFS= read -r line; do printf '\r%-78.78s' "$$line"; done; echo)
+$(READY): SHELL := bash
+$(READY): .SHELLFLAGS := -o pipefail -c
 $(READY): pyproject.toml lab/pyproject.toml
-	@echo 'make: pip installs torch and the tools into $(VENV), silently: two to five minutes, once'
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' --editable lab $(CYCLONEDX)
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps $(BYZFL) || true
-	touch $@
+	@echo 'make: pip installs 1.6 GB into $(VENV): two to five minutes, once'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo '1 of 3: torch, the largest'
+	@$(PIP) --no-compile $(TORCH) $(SHOW)
+	@echo '2 of 3: Shoal, what it needs, and the tools of its tests'
+	@$(PIP) --no-compile --editable '.[dev]' --editable lab $(CYCLONEDX) $(SHOW)
+	@echo '3 of 3: a package that one test compares with'
+	@$(BIN)/python -m pip install --quiet --no-compile --no-deps $(BYZFL) || true
+	@touch $@

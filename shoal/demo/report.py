@@ -84,12 +84,17 @@ class ConsoleProgress:
 
 
 def round_words(record: Mapping[str, Any] | None) -> str:
-    """Return the clusters and the loss of a round of the demo; ``record`` is the aggregator's."""
+    """Return the clusters and the training loss of a round of the demo; ``record`` is the aggregator's.
+
+    The final round trains nothing, so that its loss is not comparable with the others: it has the accuracy on test samples.
+    """
     if record is None:
         return "waiting for the devices"
     clusters = record["clusters"].values()
     sizes = sorted((list(clusters).count(c) for c in set(clusters)), reverse=True)
-    return f"clusters {'+'.join(map(str, sizes))}, loss {record['loss']:.2f}"
+    groups = f"one cluster of {sizes[0]}" if len(sizes) == 1 else f"clusters of {'+'.join(map(str, sizes))}"
+    right = f"test accuracy {100 * record['correct'] / max(1, record['tested']):.1f} %" if record["final"] else ""
+    return f"{groups}, " + (right or f"training loss {record['loss']:.2f}")
 
 
 def report(result: DemoResult) -> None:
@@ -121,6 +126,7 @@ def report(result: DemoResult) -> None:
     say(f"  {'':{_width(result)}}  {quality[0]:{_width(result)}}  {quality[1]}")
     say()
     say("one machine ran all parties here; a fleet keeps the owner's directory and the keys off the server")
+    say("next: docs/tutorial.md, a fleet of your own in ten minutes; `shoal demo --open` shows these runs as pictures")
 
 
 def _width(result: DemoResult) -> int:

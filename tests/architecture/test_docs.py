@@ -156,8 +156,9 @@ def test_every_page_is_in_the_navigation():
 def test_the_first_page_fits_one_screen():
     text = text_of("README.md")
     assert len(text.splitlines()) <= README_LINES
-    assert "What the aggregator sees" in text
-    assert all(f"| `{mode}`" in text for mode in ("rotation", "signed-permutation", "permutation", "none"))
+    assert "![" in "".join(text.splitlines()[:15])
+    threats = text_of("docs/threat-model.md")
+    assert all(f"| `{mode}`" in threats for mode in ("rotation", "signed-permutation", "permutation", "none"))
 
 
 def test_every_source_file_named_exists():
@@ -241,6 +242,6 @@ def test_documents_build_without_a_warning(tmp_path):
     page = (tmp_path / "html" / "docs" / "operator" / "troubleshoot.html").read_text()
     assert 'id="exit-statuses"' in page
     assert "mermaid" not in page, "only pages with a diagram load the script that draws it"
-    first = (tmp_path / "html" / "README.html").read_text()
-    assert '<pre class="mermaid"' in first
-    assert len(re.findall(r'<script src="[^"]*mermaid\.min\.js[^"]*"></script>', first)) == 1
+    drawn = (tmp_path / "html" / "docs" / "threat-model.html").read_text()
+    assert '<pre class="mermaid"' in drawn
+    assert len(re.findall(r'<script src="[^"]*mermaid\.min\.js[^"]*"></script>', drawn)) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ ALL_BUILT = "return [...document.querySelectorAll('details')].every((d) => d.chi
 AUDIT = (ROOT / "tests" / "helpers" / "audit.js").read_text()
 PICTURES = os.environ.get("SHOAL_SCREENSHOTS", "")
 """Folder to which `make screenshots` lets these tests write the documents' pictures."""
+FIRST_PAGE_PIXELS = 1190
+"""Of the picture on the project's first page: down to the tree of clusters and its table."""
 HOSTILE = '<img src=x onerror="document.title=1"></script><script>document.title=1</script>'
 
 
@@ -61,14 +64,14 @@ def keys(browser, *pressed):
     chain.perform()
 
 
-def take_picture(browser, name):
-    """Write a picture of the whole page for the documents, if they are wanted."""
+def take_picture(browser, name, most=math.inf):
+    """Write a picture of the page, of its first ``most`` pixels, for the documents, if they are wanted."""
     if not PICTURES:
         return
     browser.execute_script("scrollTo(0, 0)")
     until(lambda: browser.execute_script("return document.querySelector('#views a').hasAttribute('aria-current')"))
     size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-    shot = {"captureBeyondViewport": True, "clip": {**size, "scale": 1}}
+    shot = {"captureBeyondViewport": True, "clip": {**size, "height": min(size["height"], most), "scale": 1}}
     data = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
     (Path(PICTURES) / f"{name}.png").write_bytes(base64.b64decode(data))
 
@@ -105,6 +108,8 @@ def test_every_view_is_readable(browser, hundred, width, dark):
     assert browser.execute_script(AUDIT) == []
     browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = false; })")
     take_picture(browser, f"fleet-page-{width}-{'dark' if dark else 'light'}")
+    if (width, dark) == (1600, False):
+        take_picture(browser, "fleet-page", most=FIRST_PAGE_PIXELS)
 
 
 @pytest.mark.usefixtures("quiet")

@@ -44,7 +44,7 @@ def test_the_tutorial_works_as_written(tmp_path):
 def test_tutorial_leaves_installation_out():
     """The tutorial leaves out its installation and the demo only."""
     left_out = [block.lines for block in blocks(TUTORIAL, "sh") if block.reason]
-    assert [lines[0] for lines in left_out] == ["sudo apt install mosquitto python3-venv", "shoal demo --open"]
+    assert [lines[0] for lines in left_out] == ["sudo apt install make mosquitto python3-venv", "shoal demo --open"]
     assert len(lines_to_run(TUTORIAL)) > 25
 
 

@@ -31,6 +31,12 @@ def test_the_report_holds_the_figures(capsys):
     assert "  cosine +0.031, coordinates in place 1.45 %" in lines
     assert "PSNR 120 dB" in out
     assert "PSNR 7.2 dB" in out
+    assert lines[-1].startswith("next: docs/tutorial.md")
+
+
+def test_final_round_has_a_test_accuracy():
+    record = {"clusters": dict.fromkeys(("dev-0", "dev-1"), 0), "loss": 1.42, "final": True, "correct": 3, "tested": 8}
+    assert round_words(record) == "one cluster of 2, test accuracy 37.5 %"
 
 
 @pytest.mark.parametrize(("side", "drawn"), [(8, 8), (28, 14)])
@@ -51,7 +57,7 @@ def test_the_three_images_stand_side_by_side(capsys, side, drawn):
 
 def test_progress_is_lines_on_stderr(capsys):
     """The first and the last of a run are said, and not every one in between."""
-    record = {"clusters": {"dev-0": 1, "dev-1": 1, "dev-2": 7}, "loss": 0.5}
+    record = {"clusters": {"dev-0": 1, "dev-1": 1, "dev-2": 7}, "loss": 0.5, "final": False}
     with ConsoleProgress(round_words) as progress:
         progress.stage("starting the broker")
         progress.round("cfl", 0, 4, None)
@@ -62,5 +68,5 @@ def test_progress_is_lines_on_stderr(capsys):
     assert err.splitlines() == [
         "starting the broker",
         "cfl: round 0 of 4, waiting for the devices",
-        "cfl: round 4 of 4, clusters 2+1, loss 0.50",
+        "cfl: round 4 of 4, clusters of 2+1, training loss 0.50",
     ]
