@@ -26,19 +26,19 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aggregator.membership import TOLD_FILE
+from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.held_models import offers_of, transcript_of
 from aggregator.rounds.state import OpenRound, Order
 from aggregator.workers import InlineWorkers, Workers
 from crypto.seal.envelope import (
     GroupKey,
-    SealedMessage,
     is_from,
     read_head,
     seal_message_to_group,
@@ -80,7 +80,7 @@ from shoal.protocol.states import (
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Connected, Disconnected, Transport
 from shoal.transport.retained import RetainedPublisher
-from shoal.transport.stored import StoredBytes, out_of_memory
+from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes, out_of_memory, stored
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ if TYPE_CHECKING:
     from shoal.protocol.states import StateId
     from shoal.transport.base import TransportEvent
 
-Publish = Callable[["Channel", bytes | memoryview, int, str], bytes]
-"""Seals and retains a message of a channel, for a round, at a label; returns its transfer id."""
+Publish = Callable[["Channel", Sequence[bytes | memoryview], int, str], bytes]
+"""Seals and retains a message of a channel, in pieces, for a round, at a label; returns its transfer id."""
 _Key = tuple[str, bytes, int, int]
 """Mean or checkpoint, run id, model, round."""
 _MEAN: Final = "mean"
@@ -155,7 +155,7 @@ class RelayedModels:
             key = (f"spare {turn}", run.run_id, model, spare.round)
             current.add(key)
             if key not in self._sent:
-                self._sent[key] = self._publish(channels.CHECKPOINT, spare.data.data, spare.round, label)
+                self._sent[key] = self._publish(channels.CHECKPOINT, [spare.data.data], spare.round, label)
             yield label
 
     def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
@@ -179,7 +179,7 @@ class RelayedModels:
                 length=len(mean.vector),
                 segment="" if len(mean.vector) == run.length else segment,
             )
-            self._sent[key] = self._publish(channels.MEAN, b"".join((encode(header), mean.wire)), round_, label)
+            self._sent[key] = self._publish(channels.MEAN, [encode(header), mean.wire], round_, label)
         return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
 
     def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
@@ -187,7 +187,7 @@ class RelayedModels:
         key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
         current.add(key)
         if key not in self._sent:
-            self._sent[key] = self._publish(channels.CHECKPOINT, checkpoint.data.data, checkpoint.round, label)
+            self._sent[key] = self._publish(channels.CHECKPOINT, [checkpoint.data.data], checkpoint.round, label)
         return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, self._sent[key])
 
 
@@ -240,7 +240,7 @@ class Publisher:
         self._told_file = ledger.with_name(TOLD_FILE)
         self._listed: set[str] = set()
         self._sealed_bytes: dict[Channel, int] = {}
-        self._announcement: SealedMessage | None = None
+        self._announcement: tuple[bytes | StoredBytes, bytes] | None = None
         self._relayed = RelayedModels(self._publish_group, self._label)
         if ledger.exists():
             self._listed = _read_ledger(ledger)
@@ -263,17 +263,17 @@ class Publisher:
     def _tell_roster(self) -> None:
         if self._roster is not None:
             signed, change = self._roster
-            self._publish_group(channels.ROSTER, signed)
+            self._publish_group(channels.ROSTER, [signed])
             encoded = encode(change)
             if len(encoded) > limits.MAX_ROSTER_CHANGE_BYTES - limits.SEALED_HEAD_BYTES:
                 # Devices refuse a larger change. One without members still makes them request the full roster.
                 encoded = encode(roster_change(None, decode(signed[SIGNATURE_BYTES:], Roster), signed))
-            self._publish_group(channels.ROSTER_CHANGE, encoded)
+            self._publish_group(channels.ROSTER_CHANGE, [encoded])
 
     def run(self, package: bytes) -> None:
         """Publish the owner's run package."""
         self._plan = out_of_memory(package, self._ledger.parent)
-        self._publish_group(channels.RUN, package)
+        self._publish_group(channels.RUN, [package])
 
     def regroup(self, group: GroupKey) -> None:
         """Use another broadcast key from now on, and publish roster and run again under it."""
@@ -313,7 +313,7 @@ class Publisher:
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
             held=held,
         )
-        self._publish_group(channels.ANNOUNCEMENT, encode(announcement), plan.round)
+        self._publish_group(channels.ANNOUNCEMENT, [encode(announcement)], plan.round)
         self._clear_all_but(self._topics_of(held))
 
     def _topics_of(self, held: RoundModels) -> set[str]:
@@ -332,15 +332,25 @@ class Publisher:
     def _label(self, run_id: bytes, number: int) -> str:
         return self._group.topic_label(run_id, number)
 
-    def _publish_group(self, channel: Channel, plain: bytes | memoryview, round_: int = 0, label: str = "") -> bytes:
-        """Seal ``plain`` to the fleet and publish it as a retained message; return its transfer id."""
+    def _publish_group(
+        self, channel: Channel, plain: Sequence[bytes | memoryview], round_: int = 0, label: str = ""
+    ) -> bytes:
+        """Seal the pieces of ``plain`` to the fleet and publish them as a retained message; return its transfer id."""
         head = channel.head(self._group.fleet, self._identity.name)
-        parcel = seal_message_to_group(self._identity, self._group, head, plain)
-        self._sealed_bytes[channel] = len(parcel.payload)
+        seal = partial(seal_message_to_group, self._identity, self._group, head, *plain)
+        payload: bytes | StoredBytes = b""
+        if sum(map(len, plain)) >= STORED_FROM_BYTES:
+            with suppress(OSError):  # on a full disk they are sealed in memory
+                parcel, payload = stored(lambda write: seal(write=write), self._ledger.parent)
+        if not payload:
+            parcel = seal()
+            payload = parcel.payload
+        drop_pages(plain)
+        self._sealed_bytes[channel] = len(payload)
         if channel is channels.ANNOUNCEMENT:
-            self._announcement = parcel
+            self._announcement = payload, parcel.transfer_id
         base = self._topics.at(channel.topic, label)
-        return self._retained.publish(base, parcel.payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
+        return self._retained.publish(base, payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
 
     def answer(
         self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
@@ -377,9 +387,10 @@ class Publisher:
 
     def announce_again(self, devices: Iterable[str], round_: int) -> None:
         """Send the announcement of round ``round_``, the one published last, to single devices, which may not have heard it."""
-        parcel, kind, size = self._announcement, channels.ANNOUNCED_AGAIN.kind, self._transport.chunk_bytes
-        assert parcel is not None, "a round is announced before it waits for devices"
-        chunks = split(parcel.payload, kind=kind, round=round_, chunk_bytes=size, name=parcel.transfer_id)
+        kind, size = channels.ANNOUNCED_AGAIN.kind, self._transport.chunk_bytes
+        assert self._announcement is not None, "a round is announced before it waits for devices"
+        payload, name = self._announcement
+        chunks = split(payload, kind=kind, round=round_, chunk_bytes=size, name=name)
         for device in devices:
             for chunk in chunks:
                 self._transport.publish(self._topics.ctl(device), chunk)

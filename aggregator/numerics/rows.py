@@ -35,8 +35,8 @@ class FilePages(mmap.mmap):
         self.madvise(mmap.MADV_DONTNEED)
 
 
-def drop_pages(rows: Iterable[NDArray[np.float32]]) -> None:
-    """Drop the pages of every `FilePages` that ``rows`` are views of; other rows are ignored."""
+def drop_pages(rows: Iterable[object]) -> None:
+    """Drop the pages of every `FilePages` that ``rows`` are views of, arrays or memoryviews; other objects are ignored."""
     for pages in {id(p): p for row in rows if (p := _pages_of(row)) is not None}.values():
         pages.drop()
 
@@ -58,14 +58,11 @@ def read_once(rows: Updates, columns: int | None = None) -> Iterator[NDArray[np.
     drop_pages(rows[first:])
 
 
-def _pages_of(row: NDArray[np.float32]) -> FilePages | None:
-    base: object = row
-    while isinstance(base, np.ndarray):
-        base = base.base
+def _pages_of(row: object) -> FilePages | None:
     # `np.frombuffer` holds the mapping through a memoryview.
-    if isinstance(base, memoryview):
-        base = base.obj
-    return base if isinstance(base, FilePages) else None
+    while isinstance(row, np.ndarray | memoryview):
+        row = row.base if isinstance(row, np.ndarray) else row.obj
+    return row if isinstance(row, FilePages) else None
 
 
 def check_rows(updates: Updates, *, least: int) -> tuple[int, int]:

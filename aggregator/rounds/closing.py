@@ -20,6 +20,7 @@ import numpy as np
 
 from aggregator.numerics.backend import cosine_matrix
 from aggregator.numerics.parted import is_parted
+from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
 from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, of_one_round
@@ -137,4 +138,8 @@ def sampled_cosines(updates: Sequence[ClientUpdate], clusters: Mapping[str, int]
 
 def _every(row: Float32Vector, step: int) -> Float32Vector:
     """Return every ``step``-th coordinate, in one piece."""
-    return row[::step] if is_parted([row]) else np.ascontiguousarray(row[::step])
+    if is_parted([row]):
+        return row[::step]
+    found = row[::step].copy()
+    drop_pages([row])
+    return found

@@ -442,9 +442,9 @@ class WorkerService:
                 segment=mean.segment,
                 worker=self.number,
             )
-            plain = encode(header) + self._store.mean(mean.round, mean.digest)
+            plain = encode(header), self._store.mean(mean.round, mean.digest)
             head = channels.MEAN_PART.head(self.run.fleet, self._membership.identity.name)
-            parcel = seal_message_to_group(self._membership.identity, group, head, plain)
+            parcel = seal_message_to_group(self._membership.identity, group, head, *plain)
             self._retained.publish(
                 base, parcel.payload, kind=channels.MEAN_PART.kind, round_=mean.round, name=parcel.transfer_id
             )

@@ -16,14 +16,17 @@ the local log.
 
 from __future__ import annotations
 
+import io
 import os
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -47,6 +50,8 @@ PREFIX_BYTES: Final = 8
 MAX_HEAD_BYTES: Final = 1024
 NONCE_BYTES: Final = 12
 KEY_BYTES: Final = 32
+BLOCK_BYTES: Final = 1 << 20
+"""Bytes that are sealed at a time under a group's key."""
 NOT_AUTHENTIC: Final = "it was sealed under another key, or altered"
 
 
@@ -70,18 +75,22 @@ class GroupKey:
     fleet: str
     label: str
     secret: bytes
-    _aead: list[AESGCM] = field(default_factory=list, init=False, compare=False)
+    _derived: list[bytes] = field(default_factory=list, init=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
             raise WireError(f"a {self.label} key of {len(self.secret)} bytes")
 
-    def aead(self) -> AESGCM:
-        """Return the cipher: HKDF-SHA256(secret; length-prefixed fleet and label). It is derived once."""
-        if not self._aead:
+    def cipher_key(self) -> bytes:
+        """Return the cipher's key: HKDF-SHA256(secret; length-prefixed fleet and label). It is derived once."""
+        if not self._derived:
             info = b"shoal/v1/group-key" + _length_prefixed(self.fleet, self.label)
-            self._aead.append(AESGCM(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret)))
-        return self._aead[0]
+            self._derived.append(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(self.secret))
+        return self._derived[0]
+
+    def aead(self) -> AESGCM:
+        """Return the cipher under `cipher_key`."""
+        return AESGCM(self.cipher_key())
 
     def topic_label(self, run_id: bytes, model: int) -> str:
         """Return the opaque topic name of a model: 16 hex digits that only the group can map to the model."""
@@ -155,7 +164,7 @@ def seal_message_to_member(
     pieces.clear()
     sealed = SUITE.encrypt(plain, recipient, info=framed)
     del plain
-    return _signed(identity, head.purpose, framed, sealed)
+    return _signed(identity, head.purpose, (framed, sealed))
 
 
 def seal_to_member(
@@ -209,12 +218,32 @@ def open_from_member(
     return plain[message_begin:message_end], plain[:message_begin]
 
 
-def seal_message_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes | memoryview) -> SealedMessage:
-    """Seal ``plain`` under the group's key, and sign head and ciphertext as ``identity``."""
-    framed = _framed(GROUP_MAGIC, head)
+def seal_message_to_group(
+    identity: Identity,
+    key: GroupKey,
+    head: Sealed,
+    *plain: bytes | memoryview,
+    write: Callable[[bytes], object] | None = None,
+) -> SealedMessage:
+    """Seal the joined pieces of ``plain`` under the group's key, and sign head and ciphertext as ``identity``.
+
+    They are sealed by blocks. With ``write`` each block goes there, and the returned payload is empty.
+    """
+    return _signed(identity, head.purpose, _sealed_blocks(key, head, plain), write)
+
+
+def _sealed_blocks(key: GroupKey, head: Sealed, plain: Iterable[bytes | memoryview]) -> Iterable[bytes]:
+    """Yield an envelope to a group, without its signature, in pieces."""
     # Random nonces are safe for 2^32 messages under one key (NIST SP 800-38D), far more than a fleet sends.
-    nonce = os.urandom(NONCE_BYTES)
-    return _signed(identity, head.purpose, framed, nonce, key.aead().encrypt(nonce, plain, framed))
+    framed, nonce = _framed(GROUP_MAGIC, head), os.urandom(NONCE_BYTES)
+    cipher = Cipher(algorithms.AES(key.cipher_key()), modes.GCM(nonce)).encryptor()
+    cipher.authenticate_additional_data(framed)
+    yield from (framed, nonce)
+    for piece in plain:
+        view = memoryview(piece).cast("B")
+        yield from (cipher.update(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES))
+    yield cipher.finalize()
+    yield cipher.tag
 
 
 def seal_to_group(identity: Identity, key: GroupKey, head: Sealed, plain: bytes) -> bytes:
@@ -266,13 +295,21 @@ def is_from(data: bytes | memoryview, head: Sealed, sender_sign_key: bytes, dige
     return True
 
 
-def _signed(identity: Identity, purpose: str, *parts: bytes) -> SealedMessage:
-    digest = Sha256(*parts)
+def _signed(
+    identity: Identity, purpose: str, parts: Iterable[bytes], write: Callable[[bytes], object] | None = None
+) -> SealedMessage:
+    """Return ``parts`` and their signature as one payload, which is empty if ``write`` takes them one by one."""
+    payload, digest = io.BytesIO(), Sha256()
+    write = write or payload.write
+    for part in parts:
+        digest.update(part)
+        write(part)
     signed = digest.digest()
     signature = identity.sign_digest(purpose, signed)
     # The transfer id is the digest of the whole payload; going on from the signed digest spares a second pass.
     digest.update(signature)
-    return SealedMessage(b"".join((*parts, signature)), digest.digest()[:TRANSFER_ID_BYTES], signed)
+    write(signature)
+    return SealedMessage(payload.getvalue(), digest.digest()[:TRANSFER_ID_BYTES], signed)
 
 
 def _check_signature(view: memoryview, purpose: str, sender_sign_key: bytes, digest: bytes | None) -> None:

@@ -74,7 +74,7 @@ def seal_checkpoint(identity: Identity, keys: RoundKeys, state: ModelState, task
     )
     body = state.theta.astype("<f4", copy=False).data.cast("B")
     head = checkpoint_head(keys, state.id, identity.name)
-    return seal_message_to_group(identity, _group(keys), head, b"".join((encode(header), task, body)))
+    return seal_message_to_group(identity, _group(keys), head, encode(header), task, body)
 
 
 def open_checkpoint(

@@ -176,7 +176,7 @@ class Chunk:
 
 
 def split(
-    payload: bytes | memoryview,
+    payload: bytes | memoryview | Payload,
     *,
     kind: ChunkKind,
     round: int,  # noqa: A002 - the field's name in the format

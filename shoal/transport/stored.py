@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 STORED_FROM_BYTES: Final = 4 << 20
 """Shortest bytes that `out_of_memory` moves to a file."""
@@ -37,16 +40,25 @@ class StoredBytes:
         return os.pread(self._handle.number, self._size, self._at)
 
 
+def stored(write: Callable[[Callable[[bytes], object]], T], directory: Path) -> tuple[T, StoredBytes]:
+    """Return the result of ``write``, and what it passes to the function that it is given, on the disk of ``directory``.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    import tempfile  # a device does not need it
+
+    with tempfile.TemporaryFile(dir=directory) as file:
+        found = write(file.write)
+        file.flush()
+        return found, StoredBytes(_Handle(os.dup(file.fileno())), 0, file.tell())
+
+
 def out_of_memory(data: bytes, directory: Path) -> bytes | StoredBytes:
     """Return ``data`` from a file on the disk of ``directory``; the same object if it is short, or the disk is full or fails."""
     if len(data) < STORED_FROM_BYTES:
         return data
-    import tempfile  # a device does not need it
-
     try:
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(data)
-            file.flush()
-            return StoredBytes(_Handle(os.dup(file.fileno())), 0, len(data))
+        return stored(lambda write: write(data), directory)[1]
     except OSError:
         return data

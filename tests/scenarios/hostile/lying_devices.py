@@ -274,8 +274,8 @@ class Liar:
         return vector + attached, len(attached) - upload.attached
 
     def _seal_message_to_group(self, seal):
-        def false(identity, key, head, plain):
-            message, rest = decode_prefix(plain, SealedState)
+        def false(identity, key, head, *plain):
+            message, rest = decode_prefix(b"".join(plain), SealedState)
             task, vector = rest[: message.task], rest[message.task :]
             vector = self._vector(identity, "checkpoint", bytes(vector))
             return seal(identity, key, head, self._false(identity, message) + bytes(task) + vector)

@@ -23,7 +23,7 @@ class Broker:
         self.sent = []
 
     def publish(self, channel, plain, round_, label):
-        self.sent.append((channel, plain, round_, label))
+        self.sent.append((channel, b"".join(plain), round_, label))
         return len(self.sent).to_bytes(16, "big")
 
 
