@@ -43,10 +43,12 @@ class StrategySettings:
         clusters_setting: name of the setting that fixes the number of clusters; empty if none does. If its default is `AUTO`, the
             strategy finds the number itself.
         splits: whether a cluster may be split in two, each half of at least ``min_contributors`` devices.
+        most_kept: most clusters of an earlier run that a run can begin with, each with its model; 1 if it begins with one model.
     """
 
     clusters_setting: ClassVar[str] = ""
     splits: ClassVar[bool] = False
+    most_kept: ClassVar[int] = 1
 
     @property
     def clusters(self) -> int:
@@ -84,8 +86,14 @@ class StrategySettings:
 
     @property
     def origins(self) -> int:
-        """Number of starting models that the owner seals and ships."""
+        """Number of starting models that the owner seals and ships, if none are those of an earlier run."""
         return 1
+
+    def begins_with(self, models: int) -> bool:
+        """Return whether a run can begin with so many models: its own ``origins``, or one for each cluster of an earlier run."""
+        fixed = int(getattr(self, self.clusters_setting)) if self.clusters_setting else AUTO
+        kept = fixed == models or (fixed == AUTO and models <= self.most_kept)
+        return models == self.origins or (kept and self.most_kept > 1)
 
     @property
     def discarded_rounds(self) -> int:
@@ -498,7 +506,12 @@ def require_proximal(run: RunPlan) -> None:
     )
 
 
-def require_one_origin(run: RunPlan) -> None:
-    """Raise ConfigError unless all models start from one origin and none has a shared segment."""
-    require(run.origins == 1, f"{run.recipe.algorithm} starts from one origin, the run ships {run.origins}")
+def require_origins(run: RunPlan, settings: StrategySettings) -> None:
+    """Raise ConfigError unless the run has as many origins as its strategy begins with."""
+    ours = f"{run.recipe.algorithm} begins with {settings.origins} models"
+    require(settings.begins_with(run.origins), f"{ours}, and the run has {run.origins}")
+
+
+def require_one_segment(run: RunPlan) -> None:
+    """Raise ConfigError if models have a shared segment."""
     require(all(g.name == "cluster" for g in run.segments), f"{run.recipe.algorithm} has no shared segment")

@@ -37,7 +37,7 @@ from aggregator.strategies.base import (
     mean_update,
     parse_settings,
     require,
-    require_one_origin,
+    require_one_segment,
     retained,
     starts_of,
     train_assignment,
@@ -61,6 +61,7 @@ class FesemSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "k"
+    most_kept: ClassVar[int] = MOST_COMPARED
 
     k: int = 2
     discrepancy: bool = False
@@ -94,7 +95,7 @@ class Fesem:
         self.average = average
         self.settings: FesemSettings = parse_settings(FesemSettings, run)
         require(1 <= self.settings.k <= MOST_COMPARED, f"k is from 1 to {MOST_COMPARED}")
-        require_one_origin(run)
+        require_one_segment(run)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -103,12 +104,16 @@ class Fesem:
         return settings.k
 
     def init(self, devices: tuple[str, ...]) -> FesemState:
-        """Return the state before round 1: all centres at the origin, devices assigned at random."""
-        return self._welcome(FesemState(tuple(ClusterModel() for _ in range(self.settings.k))), devices, 0)
+        """Return the state before round 1: all centres at the origin, devices assigned at random.
+
+        If it begins with the models of an earlier run, these are the centres, and devices choose theirs by loss.
+        """
+        centres = tuple(ClusterModel(j % self.run.origins) for j in range(self.settings.k))
+        return self._welcome(FesemState(centres), devices, 0)
 
     def _welcome(self, state: FesemState, devices: Iterable[str], round_: int) -> FesemState:
         new = sorted(set(devices) - set(state.clusters))
-        if not new:
+        if not new or self.run.origins > 1:
             return state
         k = self.settings.k
         # The centres' order is drawn too: a newcomer alone must not always come to the first one.
@@ -124,8 +129,9 @@ class Fesem:
         compare = tuple(range(self.settings.k))
         chosen, asked = drawn_in_turn(self.run, round_, available, state.clusters, state.asked)
         state = dataclasses.replace(state, asked=asked)
+        own = {device: (centre,) for device, centre in state.clusters.items()}
         assignments = {
-            d: dataclasses.replace(train_assignment((state.clusters[d],), evaluate=evaluate), compare=compare)
+            d: dataclasses.replace(train_assignment(own.get(d, compare), evaluate=evaluate), compare=compare)
             for d in chosen
         }
         models = {j: state.slots[j] for j in sorted({j for a in assignments.values() for j in a.models})}

@@ -43,7 +43,7 @@ from aggregator.strategies.base import (
     mean_update,
     parse_settings,
     require,
-    require_one_origin,
+    require_one_segment,
     retained,
     train_assignment,
 )
@@ -64,6 +64,7 @@ class OneShotSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "k"
+    most_kept: ClassVar[int] = MOST_FOUND
 
     k: int = AUTO
     start: str = "mean"
@@ -90,7 +91,6 @@ class OneShotState:
     Attributes:
         slots: one a cluster.
         origin: the origin from which devices train alone.
-        since: round whose models were clustered, 0 before.
         clusters: cluster of every device that has one.
         asked: cluster -> the last round in which it had its turn, where clusters take turns (`drawing.drawn_in_turn`).
         devices: the fleet's when the run began.
@@ -99,7 +99,6 @@ class OneShotState:
 
     slots: tuple[ClusterModel, ...] = ()
     origin: ClusterModel = field(default_factory=ClusterModel)
-    since: int = 0
     clusters: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[int, int] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
@@ -122,7 +121,7 @@ class OneShot:
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
         require(run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
-        require_one_origin(run)
+        require_one_segment(run)
         self.untrained = self.settings.most_clusters
         self.search = Search(run, backend, average, weighting=run.recipe.weighting, first_id=self.untrained + 1)
 
@@ -133,7 +132,10 @@ class OneShot:
         return settings.most_clusters + 1 + (Search.models() if settings.k == AUTO else 0)
 
     def init(self, devices: tuple[str, ...]) -> OneShotState:
-        """Return the state before round 1."""
+        """Return the state before round 1, with the clusters of an earlier run if it begins with those."""
+        if self.run.origins > 1:
+            slots = tuple(ClusterModel(origin) for origin in range(self.run.origins))
+            return OneShotState(slots=slots, devices=devices)
         return OneShotState(devices=devices, search=SearchState() if self.settings.k == AUTO else None)
 
     def plan(self, state: OneShotState, round_: int, available: tuple[str, ...]) -> tuple[OneShotState, RoundPlan]:
@@ -146,7 +148,7 @@ class OneShot:
         placed = tuple(d for d in available if d in state.clusters)
         evaluate = evaluates(self.run, round_)
         first = train_assignment((self.untrained,), evaluate=evaluate, phase=Phase.PRETRAIN)
-        if state.since:
+        if state.slots:
             first = train_assignment(tuple(range(len(state.slots))), evaluate=evaluate)
         assignments = {d: first for d in available if d not in state.clusters}
         if placed:
@@ -163,7 +165,7 @@ class OneShot:
         capped: dict[str, float] = {}
         if state.search is not None:
             return self._sought(state, state.search, given, plan)
-        if state.since:
+        if state.slots:
             by_cluster = [
                 [c for c in given if c.phase is Phase.TRAIN and c.model == j] for j in range(len(state.slots))
             ]
@@ -198,7 +200,7 @@ class OneShot:
         if found is None:
             state = dataclasses.replace(state, search=after)
             return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
-        state = dataclasses.replace(state, slots=found.groups, since=plan.round, clusters=found.clusters, search=None)
+        state = dataclasses.replace(state, slots=found.groups, clusters=found.clusters, search=None)
         return state, Outcome(state.clusters, events, capped)
 
     def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
@@ -219,7 +221,7 @@ class OneShot:
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
         events = (Event(round_, "clustered", {"sizes": sizes}),)
-        state = dataclasses.replace(state, slots=tuple(slots), since=round_, clusters=clusters)
+        state = dataclasses.replace(state, slots=tuple(slots), clusters=clusters)
         return state, events
 
     def final(self, state: OneShotState, round_: int, devices: tuple[str, ...]) -> RoundPlan:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.parted import MOST_COMPARED
-from aggregator.strategies.base import Average, Strategy, StrategySettings, read_settings
+from aggregator.strategies.base import Average, Strategy, StrategySettings, read_settings, require_origins
 from aggregator.strategies.cfl.strategy import Cfl
 from aggregator.strategies.drawing import budget
 from aggregator.strategies.fedavg import FedAvg, FedProx
@@ -58,9 +58,10 @@ def build_strategy(
     """Return a strategy of class ``kind``, in `STRATEGIES` or not: ``kind(run, backend, average)``.
 
     Raises:
-        ConfigError: it does not work in the run's mask mode, or refuses a setting.
+        ConfigError: it does not work in the run's mask mode, begins with another number of models, or refuses a setting.
     """
     make: Callable[..., Strategy] = kind
+    require_origins(run, read_settings(kind.settings_type, run.recipe.algorithm, run.recipe.values))
     strategy = make(run, backend, average or RobustMean(run, backend))
     if run.recipe.mode not in strategy.modes:
         raise ConfigError(

@@ -180,7 +180,7 @@ class Stage(Closing):
 
     def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe) -> RunPlan:
         """Sign a run and carry it to the aggregator."""
-        plan = make_plan(self.fleet, bundle, options)
+        plan = make_plan(self.fleet, bundle, options, earlier=len(origins))
         path = write_run(self.fleet, plan, bundle, origins)
         for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
             write_atomic(folder / "runs" / path.name, path.read_bytes(), durable=False, sync_name=False)

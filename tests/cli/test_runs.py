@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 
 import numpy as np
@@ -13,8 +15,9 @@ from crypto.seal.identity import Identity, open_document, sign_document
 from edge_client.models.checkpoints import CONTENT_LABEL
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
+from shoal.owner.models.files import npz_bytes, state_dict
 from shoal.owner.runs.masks import run_chain
-from shoal.owner.task_compiler.signed import Source, write_signed
+from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.recipe import Setting
@@ -229,3 +232,36 @@ def test_choices_out_of_range(call, fleet, task, option, value, told):
     made = call(*RUN, "--algorithm", "fedavg", f"--{option}", value, status=2)
     assert f"error: {told}" in made.err
     assert list((call.home / "owner/runs").iterdir()) == []
+
+
+def models_folder(call, thetas):
+    """Write ``models`` with these vectors (d,) as `models get` does."""
+    bundle, _ = read_signed(call.home / "task", FleetDirectory(call.home / "owner").owner)
+    entries = []
+    for number, theta in enumerate(thetas):
+        data = npz_bytes(state_dict(bundle.manifest, theta))
+        write_private(call.home / "models" / f"model-{number}.npz", data)
+        state = {"file": f"model-{number}.npz", "sha256": hashlib.sha256(data).hexdigest()}
+        entries.append({"model": number, "state": state})
+    document = {"task": {"digest": bundle.digest.hex()}, "models": entries}
+    write_private(call.home / "models" / "models.json", json.dumps(document).encode())
+
+
+def test_run_begins_with_all_models_before(call, fleet):
+    """A run takes the models of a folder or of a run at the broker, and ships them all."""
+    sign_logistic(call)
+    grow(call, 2)
+    thetas = np.random.default_rng(1).standard_normal((2, 50)).astype(np.float32)
+    models_folder(call, thetas)
+    more = ("--min-contributors", "1", "--from")
+    plan, origins = run_in(call, call(*RUN, "--algorithm", "cfl", *more, "models").last)
+    assert plan.origins == 2
+    np.testing.assert_array_equal(origins, thetas)
+    told = call(*RUN, "--algorithm", "fedavg", *more, "models", status=2)
+    assert "the algorithm begins with 1 models, and --from gives 2" in told.err
+    plan, origins = run_in(call, call(*RUN, "--algorithm", "fedavg", *more, "models", "--from-model", "1").last)
+    np.testing.assert_array_equal(origins, thetas[1:])
+    told = call(*RUN, "--algorithm", "cfl", *more, "nowhere", status=3)
+    assert "nowhere/models.json" in told.err
+    told = call(*RUN, "--algorithm", "cfl", *more, "1", status=5)
+    assert "no MQTT broker can be used" in told.err

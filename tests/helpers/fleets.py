@@ -105,6 +105,7 @@ def make_fleet(
     backend=None,
     shards=None,
     stage=None,
+    origins=None,
     **options,
 ):
     """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ.
@@ -116,7 +117,7 @@ def make_fleet(
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), a_recipe(**settings)
     stage = stage or founded(root, tuple(sorted(data)), shards or SHARDS)
     devices = {"executors": executors, "trainers": trainers}
-    return LoopbackFleet(root, task, data, chosen, faults, backend=backend, stage=stage, **devices)
+    return LoopbackFleet(root, task, data, chosen, faults, origins=origins, backend=backend, stage=stage, **devices)
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 from aggregator.numerics.bipartition import LINKAGES
 from aggregator.strategies.base import ClusterModel, Event, StrategySettings, require
 from aggregator.strategies.cfl.split_validation import Trial, Verdict, combined_p_value
-from aggregator.strategies.cfl.tree import Node
+from aggregator.strategies.cfl.tree import BASES, Node
 from shoal.protocol.documents import Capabilities, RunPlan
 
 ROOT = 0
@@ -57,6 +57,7 @@ class CflSettings(StrategySettings):
     """
 
     splits: ClassVar[bool] = True
+    most_kept: ClassVar[int] = BASES // 4
 
     linkage: str = "single"
     form: str = "relative"

@@ -31,7 +31,7 @@ from aggregator.strategies.base import (
     mean_update,
     norm_of,
     parse_settings,
-    require_one_origin,
+    require_one_segment,
     retained,
     train_assignment,
 )
@@ -85,7 +85,7 @@ class Cfl:
         self.average = average
         self.settings: CflSettings = parse_settings(CflSettings, run)
         self.settings.check()
-        require_one_origin(run)
+        require_one_segment(run)
         self.backend = backend
         self.least_side = self.settings.least_side(run)
         self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0
@@ -96,8 +96,19 @@ class Cfl:
         return 1024
 
     def init(self, devices: tuple[str, ...]) -> CflState:
-        """Return the state before round 1: one cluster of all devices (Alg. 5, line 3)."""
-        return CflState({ROOT: Cluster(ROOT, devices, ClusterModel())})
+        """Return the state before round 1: one cluster of all devices (Alg. 5, line 3), or those of an earlier run.
+
+        Of these, devices choose by loss, as newcomers do.
+        """
+        if self.run.origins == 1:
+            return CflState({ROOT: Cluster(ROOT, devices, ClusterModel())})
+        tree, models = cfl_tree.grown(ROOT, self.run.origins, self.settings.check_every)
+        return CflState(
+            {leaf: Cluster(leaf, (), model) for leaf, model in models.items()},
+            tree=tree,
+            unplaced=dict.fromkeys(devices, ROOT),
+            next_id=ROOT + len(tree) + len(models),
+        )
 
     def plan(self, state: CflState, round_: int, available: tuple[str, ...]) -> tuple[CflState, RoundPlan]:
         """Clusters train; halves on trial train their own model, then score both; newcomers choose an edge of the tree.
@@ -457,7 +468,8 @@ class Cfl:
         """Every device takes its cluster's model; one that is not placed yet takes its node's, an unknown one the root's.
 
         On trial it takes the better one of its half's model and the control, by its validation share. With ``path`` each also
-        gets the models above its own, up to the root (section V-C).
+        gets the models above its own, up to the root (section V-C). Where clusters are those of an earlier run, a device that is
+        not placed takes the model of least loss.
         """
         slots = self.models_of(state)
         own = {d: c.id for c in state.clusters.values() for d in c.members} | dict(state.unplaced)
@@ -471,6 +483,9 @@ class Cfl:
             assignment = final_assignment(line[::-1])
             if self.settings.path:
                 assignment = dataclasses.replace(assignment, phase=Phase.KEEP)
+            elif at in state.tree and self.run.origins > 1:
+                assignment = final_assignment(cfl_tree.leaves(state.tree, at))
+                models |= {m: slots[m] for m in assignment.candidates}
             elif device in halves:
                 models[halves[device]] = slots[halves[device]]
                 tried = (*assignment.candidates, halves[device])

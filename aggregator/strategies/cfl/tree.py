@@ -52,6 +52,33 @@ class Node:
 Tree = Mapping[int, Node]
 
 
+def grown(root: int, origins: int, check_at: int) -> tuple[Tree, dict[int, ClusterModel]]:
+    """Return a tree for a run that begins with the models of several clusters: nodes by id, and each leaf's model.
+
+    Neighbours among the origins, which were split last, are siblings. The model of a node is the mean of those below it.
+
+    Args:
+        root: the root's id; the others follow it.
+        origins: number of models, at least two.
+        check_at: see `Node`.
+    """
+    tree: dict[int, Node] = {}
+    models: dict[int, ClusterModel] = {}
+    parts = [tuple(range(origins))]
+    for id_, part in enumerate(parts, root):  # which grows meanwhile
+        first, *others = part
+        share = 1 / len(part)
+        mean = ClusterModel(first, scale=share, others=tuple((share, other) for other in others))
+        if not others:
+            models[id_] = mean
+            continue
+        next_id = root + len(parts)
+        tree[id_] = Node(id_, mean, (next_id, next_id + 1), check_at)
+        half = len(part) // 2
+        parts += [part[:half], part[half:]]
+    return tree, models
+
+
 def parents(tree: Tree) -> dict[int, int]:
     """Return the id of the node above each node and leaf but the root."""
     return {child: node.id for node in tree.values() for child in node.children}

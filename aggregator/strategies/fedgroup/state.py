@@ -34,6 +34,7 @@ class FedGroupSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "groups"
+    most_kept: ClassVar[int] = MOST_FOUND
 
     groups: int = AUTO
     alpha: int = 20
@@ -73,11 +74,10 @@ class FedGroupState:
     """The groups, once the cold start has made them.
 
     Attributes:
-        slots: the groups' models.
+        slots: the groups' models; none before the group cold start.
         origin: w_0.
         directions: for each group w_0 plus its direction, the mean of its devices' pre-training updates; none if newcomers don't
             compare with them.
-        since: round of the group cold start, 0 before.
         clusters: group of every device that has one.
         cohort: the devices that train next, once those among them that had no group have been placed.
         tried: devices that did not answer when they were to be placed; they choose by loss.
@@ -90,7 +90,6 @@ class FedGroupState:
     slots: tuple[ClusterModel, ...] = ()
     origin: ClusterModel = field(default_factory=ClusterModel)
     directions: tuple[ClusterModel, ...] = ()
-    since: int = 0
     clusters: Mapping[str, int] = field(default_factory=dict)
     cohort: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()

@@ -69,7 +69,7 @@ from aggregator.strategies.base import (
     parse_settings,
     place_assignment,
     require,
-    require_one_origin,
+    require_one_segment,
     require_proximal,
     retained,
     starts_of,
@@ -241,7 +241,7 @@ class FedGroup:
         if self.proximal:
             require_proximal(run)
         require(run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
-        require_one_origin(run)
+        require_one_segment(run)
         most = self.settings.most_groups
         self.auxiliary = most
         self.untrained = most + 1
@@ -254,14 +254,17 @@ class FedGroup:
         return 2 * settings.most_groups + 2 + (Search.models() if settings.groups == AUTO else 0)
 
     def init(self, devices: tuple[str, ...]) -> FedGroupState:
-        """Return the state before round 1: no groups yet."""
+        """Return the state before round 1: no groups yet, or those of an earlier run, which devices join as newcomers by loss."""
+        if self.run.origins > 1:
+            slots = tuple(ClusterModel(origin) for origin in range(self.run.origins))
+            return FedGroupState(slots=slots, lengths=(0.0,) * len(slots), devices=devices)
         return FedGroupState(devices=devices, search=SearchState() if self.settings.groups == AUTO else None)
 
     def plan(self, state: FedGroupState, round_: int, available: tuple[str, ...]) -> tuple[FedGroupState, RoundPlan]:
         """The group cold start, the placement of a cohort's newcomers, or the cohort's training."""
         if state.search is not None:
             return state, self.search.plan(state.search, round_, available)
-        if not state.since:
+        if not state.slots:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
             return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
@@ -324,7 +327,7 @@ class FedGroup:
         capped: dict[str, float] = {}
         if state.search is not None:
             return self._sought(state, state.search, given, plan)
-        if not state.since:
+        if not state.slots:
             state, events = self._start(state, given, plan.round)
         elif any(o.phase is Phase.PLACE for o in plan.assignments.values()):
             state, events = self._place(state, given, plan)
@@ -350,7 +353,6 @@ class FedGroup:
             state,
             slots=found.groups,
             directions=() if self.settings.rac else found.directions,
-            since=plan.round,
             clusters=found.clusters,
             lengths=(0.0,) * len(found.groups),
             search=None,
@@ -389,7 +391,6 @@ class FedGroup:
             state,
             slots=tuple(means) if s.start == "mean" else (state.origin,) * count,
             directions=tuple(directions) if compares else (),
-            since=round_,
             clusters=clusters,
             lengths=(0.0,) * count,
         )
@@ -441,7 +442,7 @@ class FedGroup:
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model.
 
-        While no groups are found, all take the one model.
+        While no groups are found, all take the one model. With groups of an earlier run one takes the model of least loss.
         """
         if state.search is not None:
             one = self.search.one
@@ -449,15 +450,17 @@ class FedGroup:
                 round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
             )
         models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
-        assignments = {d: final_assignment((state.clusters.get(d, self.auxiliary),)) for d in devices}
-        used = {o.candidates[0] for o in assignments.values()}
+        other = tuple(range(len(state.slots))) if self.run.origins > 1 else (self.auxiliary,)
+        own = {device: (group,) for device, group in state.clusters.items()}
+        assignments = {d: final_assignment(own.get(d, other)) for d in devices}
+        used = {j for o in assignments.values() for j in o.candidates}
         return RoundPlan(round_, {j: s for j, s in models.items() if j in used}, assignments, final=True)
 
     def models_of(self, state: FedGroupState) -> Mapping[int, ClusterModel]:
         """Return the groups' models, those of their directions and, once there are groups, the auxiliary model."""
         if state.search is not None:
             return self.search.models_of(state.search)
-        if not state.since:
+        if not state.slots:
             return {}
         return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **self._directions(state)}
 

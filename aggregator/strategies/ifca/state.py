@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from aggregator.strategies.base import AUTO, ClusterModel, Reads, StrategySettings, parse_settings, require
-from aggregator.strategies.grouping.search import SearchState
+from aggregator.strategies.grouping.search import MOST_FOUND, SearchState
 from shoal.protocol.documents import RunPlan
 
 
@@ -36,6 +36,7 @@ class IfcaSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "k"
+    most_kept: ClassVar[int] = MOST_FOUND
 
     k: int = AUTO
     option: str = "model"
@@ -192,7 +193,7 @@ def checked_settings(run: RunPlan) -> IfcaSettings:
         "set batch_size 0, steps 1 and momentum 0, or option model",
     )
     require(
-        run.origins == s.origins,
+        run.origins == s.origins or (s.restarts == 1 and s.begins_with(run.origins)),
         f"{s.restarts} starts of {max(1, s.k)} models need {s.origins} origins, the run ships {run.origins}",
     )
     require(

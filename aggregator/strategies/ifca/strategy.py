@@ -173,16 +173,19 @@ class Ifca:
         return settings.k * settings.restarts or MOST_FOUND + Search.models()
 
     def init(self, devices: tuple[str, ...]) -> IfcaState:
-        """Return the state before round 1: the first start, every model at its origin; the one model if k is to be found."""
-        if self.settings.k == AUTO:
+        """Return the state before round 1: the first start, every model at its origin; the one model if k is to be found.
+
+        Models of an earlier run are found already.
+        """
+        if self.settings.k == AUTO and self.run.origins == 1:
             return IfcaState(devices, (), settled=True, search=SearchState())
         slots, shared = self._origins(0)
         return IfcaState(devices, slots, shared, settled=self.settings.restarts == 1)
 
     def _origins(self, start: int) -> tuple[tuple[ClusterModel, ...], ClusterModel | None]:
         """Return a start's models; the shared segment is that of its first origin."""
-        first = start * self.settings.k
-        slots = tuple(ClusterModel(origin=first + j) for j in range(self.settings.k))
+        count = self.settings.k or self.run.origins
+        slots = tuple(ClusterModel(origin=start * count + j) for j in range(count))
         return slots, slots[0] if self.sharing else None
 
     def plan(self, state: IfcaState, round_: int, available: tuple[str, ...]) -> tuple[IfcaState, RoundPlan]:

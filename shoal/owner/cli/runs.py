@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.task_compiler.signed import Source
     from shoal.task.bundle import TaskBundle
+    from shoal.types import Float32Vector
 
 LAST_RUN: Final = 2**32 - 1
 """Largest number of a run, which a plan stores in 32 bits."""
@@ -129,12 +130,12 @@ def start(
         ),
     ] = None,
     begin_with: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--from",
-            help="Begin with the models in this folder, which `models get` wrote, or in this file of a device, which "
-            "`shoal-edge export --certified` wrote, and not with random ones.",
-            exists=True,
+            metavar="RUN|FOLDER",
+            help="Begin with the models of this run, which the broker still holds, in this folder, which `models get` wrote, "
+            "or in this file of a device, which `shoal-edge export --certified` wrote, and not with random ones.",
         ),
     ] = None,
     from_model: Annotated[
@@ -160,9 +161,9 @@ def start(
     if task is None:
         _deliver(fleet, run or 0, out, json=json)
         return
-    from aggregator.strategies.registry import plan_settings
+    from aggregator.strategies.registry import settings_of as strategy_settings
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
-    from shoal.owner.runs.plan import draft_plan, make_plan, write_run
+    from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, write_run
     from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
 
@@ -173,40 +174,46 @@ def start(
     if algorithm is None:
         note(f"algorithm {DEFAULTS.algorithm}, the default; `--help` lists the others")
     recipe = replace(recipe, local=training, pretrain=local_training(training, pairs(pretrain or [])))
-    draft = draft_plan(fleet, bundle, recipe)
+    settings = strategy_settings(recipe.algorithm, recipe.values)
+    origins, earlier = None, 0
+    if begin_with is not None:
+        origins = chosen_origins(_earlier_models(fleet, begin_with, bundle), settings, from_model)
+        earlier = len(origins)
+    draft = draft_plan(fleet, bundle, recipe, earlier=earlier)
     if bundle.private:
         note(private_words(bundle.manifest))
     devices = fleet.roster.active()
-    settings = plan_settings(draft)
     check_devices(draft, devices, settings)
     for doubt in (*doubts(draft, devices, settings), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")
-    origins = _origins(fleet, begin_with, from_model, task, bundle, source, draft.without_statistics.origins)
+    if origins is None:
+        origins = _new_origins(task, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
-        plan = make_plan(fleet, bundle, recipe)
+        plan = make_plan(fleet, bundle, recipe, earlier=earlier)
         write_run(fleet, plan, bundle, origins)
     _deliver(fleet, plan.run, out, json=json)
 
 
-def _origins(
-    fleet: FleetDirectory,
-    folder: Path | None,
-    model: int | None,
-    task: Path,
-    bundle: TaskBundle,
-    source: Source,
-    count: int,
-) -> NDArray[np.float32]:
-    """Return a run's starting models, (count, d) float32: those in ``folder`` or a device's file, the task's, or random ones."""
-    if folder is not None:
-        from shoal.owner.models.files import read_certified, read_models
-        from shoal.owner.runs.plan import chosen_origins
+def _earlier_models(fleet: FleetDirectory, source: str, bundle: TaskBundle) -> dict[int, Float32Vector]:
+    """Return the models of an earlier run, model -> (d,) float32: at the broker, in a folder or in a device's file."""
+    from shoal.owner.models.files import models_of, read_certified, read_models
+    from shoal.owner.models.reader import read_models as read_broker
 
-        if folder.is_file():
-            plan, round_, models = read_certified(folder, bundle, fleet)
-            note(f"{folder}: models of run {plan.run} that devices certify, up to round {round_}")
-            return chosen_origins(models, count, model)
-        return chosen_origins(read_models(folder, bundle), count, model)
+    path = Path(source)
+    if path.is_file():
+        plan, round_, models = read_certified(path, bundle, fleet)
+        note(f"{path}: models of run {plan.run} that devices certify, up to round {round_}")
+        return models
+    if path.exists() or not source.isdecimal():
+        return read_models(path, bundle)
+    found = read_broker(fleet, settings_of(fleet.path).silence, note, int(source)).finished_run()
+    for model, reason in sorted(found.missing.items()):
+        note(f"warning: model {model} is missing: {reason}")
+    return models_of(found, bundle)
+
+
+def _new_origins(task: Path, bundle: TaskBundle, source: Source, count: int) -> NDArray[np.float32]:
+    """Return a run's starting models, (count, d) float32: the task's, or random ones."""
     if bundle.manifest.trainer is not None:
         from shoal.owner.task_compiler.external import read_origins
 

@@ -59,6 +59,7 @@ FORMAT: Final = 1
 FORMS: Final = ("onnx", "vector", "state")
 """Kinds of a model's files; the flat vector stands in for ONNX where devices train with code of their own."""
 CERTIFIED_HINT: Final = "write it again on a device: shoal-edge export DIR FILE --certified"
+SAME_TASK_HINT: Final = "give the task that their run was signed with; compiled again it is another task"
 MAX_CERTIFIED: Final = 64
 """Most states in a device's file: the models of one round."""
 _OURS: Final = re.compile(r"\.?(model-\d+\.(onnx|npz|npy)|models\.json)(\.[0-9a-f]+\.\d+\.new)?")
@@ -157,11 +158,19 @@ def read_models(folder: Path, bundle: TaskBundle) -> dict[int, Float32Vector]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is no list of models", hint="shoal-fleet models get writes one") from error
     if digest != bundle.digest.hex():
-        raise TaskError(
-            f"the models in {folder} are of another task",
-            hint="give the task that their run was signed with; compiled again it is another task",
-        )
+        raise TaskError(f"the models in {folder} are of another task", hint=SAME_TASK_HINT)
     return {model: _read_state(folder, name, sha256, bundle) for model, (name, sha256) in sorted(entries.items())}
+
+
+def models_of(run: FinishedRun, bundle: TaskBundle) -> dict[int, Float32Vector]:
+    """Return the models of a finished run, as `read_models` would after `write_models`.
+
+    Raises:
+        TaskError: the models are of another task.
+    """
+    if run.plan.task_digest != bundle.digest:
+        raise TaskError(f"the models of run {run.plan.run} are of another task", hint=SAME_TASK_HINT)
+    return {model.model: model.theta[: bundle.manifest.federated_length] for model in run.models}
 
 
 def read_certified(

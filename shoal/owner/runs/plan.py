@@ -33,6 +33,7 @@ from shoal.version import WIRE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aggregator.strategies.base import StrategySettings
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -46,19 +47,25 @@ def origins_needed(recipe: Recipe) -> int:
     return settings_of(recipe.algorithm, recipe.values).origins
 
 
-def make_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
+def make_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0) -> RunPlan:
     """Allocate a run number and return the plan, which the strategy has checked.
+
+    Args:
+        fleet: the owner's directory.
+        bundle: the task.
+        recipe: the owner's choices.
+        earlier: models of an earlier run that it begins with (`chosen_origins`); 0 for as many new ones as the algorithm takes.
 
     Raises:
         ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
-        draft = draft_plan(fleet, bundle, recipe)
+        draft = draft_plan(fleet, bundle, recipe, earlier=earlier)
         return dataclasses.replace(draft, run=fleet.take_run())
 
 
-def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
-    """Return a plan without allocating its run number, to check the recipe first.
+def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0) -> RunPlan:
+    """Return a plan without allocating its run number, to check the recipe first; see `make_plan`.
 
     Raises:
         ConfigError: a setting is unknown or out of range, or the fleet has no aggregator or no device yet.
@@ -70,7 +77,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> Run
         )
     registry.find(recipe.mode)
     try:
-        plan = _written(fleet, bundle, recipe)
+        plan = _written(fleet, bundle, recipe, earlier)
     except WireError as error:
         raise ConfigError(str(error)) from error
     _check_hidden(plan)
@@ -80,8 +87,9 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> Run
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
 
-def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPlan:
+def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier: int) -> RunPlan:
     settings = settings_of(recipe.algorithm, recipe.values)
+    origins = earlier or settings.origins
     statistics = (Setting(STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
     return RunPlan(
         wire=WIRE,
@@ -96,8 +104,8 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe) -> RunPl
             local=recipe.local or bundle.manifest.hyper,
             seed=int.from_bytes(os.urandom(4), "little") if recipe.seed is None else recipe.seed,
         ),
-        origins=settings.origins + len(statistics),
-        max_models=settings.origins + len(statistics),
+        origins=origins + len(statistics),
+        max_models=origins + len(statistics),
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
@@ -142,12 +150,14 @@ def _check_hidden(plan: RunPlan) -> None:
         )
 
 
-def chosen_origins(models: Mapping[int, Float32Vector], count: int, model: int | None) -> NDArray[np.float32]:
+def chosen_origins(
+    models: Mapping[int, Float32Vector], settings: StrategySettings, model: int | None
+) -> NDArray[np.float32]:
     """Return trained models as the origins of a run, shape (count, d), float32.
 
     Args:
         models: model -> (d,), those of an earlier run.
-        count: number of origins that the algorithm takes.
+        settings: the algorithm's.
         model: the one to begin with; None takes all of them.
 
     Raises:
@@ -157,9 +167,15 @@ def chosen_origins(models: Mapping[int, Float32Vector], count: int, model: int |
     if model is not None and model not in models:
         raise UsageError(f"--from-model {model}: there is no such model", hint=f"the folder has the models {known}")
     chosen = list(models.values()) if model is None else [models[model]]
-    if len(chosen) != count:
-        hint = f"--from-model N chooses one of {known}" if count == 1 else "give an algorithm with as many models"
-        raise UsageError(f"the algorithm begins with {count} models, and --from gives {len(chosen)}", hint=hint)
+    if not settings.begins_with(len(chosen)):
+        ways = [f"--from-model N chooses one of {known}"] if settings.begins_with(1) else []
+        if settings.clusters_setting:
+            ways.append(f"--set {settings.clusters_setting}={len(chosen)} begins with as many")
+        elif settings.most_kept == 1:
+            ways.append("an algorithm that forms clusters begins with all of them")
+        raise UsageError(
+            f"the algorithm begins with {settings.origins} models, and --from gives {len(chosen)}", hint="; ".join(ways)
+        )
     return np.stack(chosen)
 
 

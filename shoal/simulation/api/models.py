@@ -25,7 +25,7 @@ from shoal.simulation.trainers.modules import Loss, ModuleNetwork
 from shoal.simulation.trainers.networks import Cnn, Kind, Linear, Network, OneHidden, Softmax
 from shoal.task.manifest import KINDS, PRIVATE
 
-Model = nn.Module | Callable[[], nn.Module] | str
+Model = nn.Module | Callable[[], nn.Module] | str | Sequence[nn.Module]
 TOLERANCE = 1e-4
 """Outputs of a module and of the simulator's own network for it differ at most this much, relative or absolute."""
 
@@ -58,6 +58,7 @@ class ModelSource:
         kind: of task.
         local: default local training.
         loss: (outputs, y) -> mean over samples; None for the kind's own.
+        earlier: the models of an earlier run that a run begins with; none to begin with ``template`` or new ones.
     """
 
     template: nn.Module
@@ -65,6 +66,7 @@ class ModelSource:
     kind: Kind
     local: LocalTraining
     loss: Loss | None = None
+    earlier: tuple[nn.Module, ...] = ()
 
     @property
     def integer_inputs(self) -> bool:
@@ -79,6 +81,8 @@ class ModelSource:
         Raises:
             UsageError: several are needed of an instance with a layer that can't draw its values again.
         """
+        if self.earlier:
+            return np.stack([flatten(model, layout(model)).numpy() for model in self.earlier])
         if self.make is not None:
             make = self.make
         elif count == 1:
@@ -133,8 +137,14 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % (1 << 32))
         if isinstance(model, nn.Module):
-            trained = model.inner if isinstance(model, InUnits) else model
-            source = ModelSource(copy.deepcopy(trained), None, kind, LocalTraining())
+            source = ModelSource(_in_task_units(model), None, kind, LocalTraining())
+        elif isinstance(model, Sequence) and not isinstance(model, str) and model:
+            earlier = tuple(_in_task_units(each) for each in model)
+            if len({str(layout(each)) for each in earlier}) > 1:
+                raise UsageError(
+                    "models to begin with have different layers", hint="give those of one run: Result.models"
+                )
+            source = ModelSource(earlier[0], None, kind, LocalTraining(), earlier=earlier if earlier[1:] else ())
         elif isinstance(model, str):
             factory = user_factory(model) if ":" in model else partial(build, model)
             made = factory()
@@ -145,7 +155,7 @@ def source_of(model: Model, task: str, seed: int) -> ModelSource:
         else:
             raise UsageError(
                 f"model is a {type(model).__name__}",
-                hint="give an nn.Module, a function that returns one, 'file.py:function', or the name of a task",
+                hint="give an nn.Module or several, a function that returns one, 'file.py:function', or the name of a task",
             )
     refuse_stateful(source.template)
     return source
@@ -245,6 +255,12 @@ def _layers(model: nn.Module) -> Sequence[nn.Module]:
     if type(model) is not nn.Sequential:
         return [model]
     return [layer for child in model for layer in _layers(child) if type(layer) is not nn.Identity]
+
+
+def _in_task_units(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"one of the models is a {type(model).__name__}", hint="give the modules of Result.models")
+    return copy.deepcopy(model.inner if isinstance(model, InUnits) else model)
 
 
 def _made(model: Callable[[], nn.Module]) -> nn.Module:

@@ -20,7 +20,7 @@ from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT
 from shoal.owner.runs.checks import check_devices, doubts
 from shoal.owner.runs.training import local_training
-from shoal.protocol.messages import Phase
+from shoal.protocol.messages import STATISTICS_MODELS, Phase
 from shoal.protocol.recipe import DEFAULTS, Choices, Recipe, knobs
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
 from shoal.simulation.api.partitions import Partition, check_labels, population_of, require_validation
@@ -81,7 +81,9 @@ def simulate(
     Args:
         model: an ``nn.Module``; a function that returns one; or, as ``shoal-fleet task compile`` takes it, ``file.py:function``
             or the name of a task, which also gives task, loss and local training. A module starts with its own weights,
-            unless the strategy needs several different starting models (``ifca``): its layers then draw theirs again.
+            unless the strategy needs several different starting models (``ifca``): its layers then draw theirs again. A
+            list of modules, such as ``list(result.models.values())``, begins with the clusters of an earlier run: each device
+            takes the one of least loss.
         partitions: one mapping a device: ``train`` and optionally ``validation`` and ``test``, each (x, y) arrays.
         strategy: a name, or a class as `Strategy` describes.
         settings: the strategy's own, as ``--set`` takes them.
@@ -148,7 +150,7 @@ def simulate(
     population = population if declared is None else raw
     if is_dense(network):
         population = population.mapped(lambda s, _: Shard(s.x.reshape(len(s), -1) if len(s) else s.x, s.y))
-    plan = engine.sim_plan(name, fleet.values, network, options, own, own_part)
+    plan = engine.sim_plan(name, fleet.values, network, options, own, own_part, earlier=len(source.earlier))
     kind = own or find_strategy(name)
     build_strategy(kind, plan)
     chosen: StrategySettings = read_settings(kind.settings_type, name, fleet.values)
@@ -182,7 +184,11 @@ def simulate(
         history=[_round(record, source.kind, square) for record in result.history],
         events=[event for _, event in result.events],
         _template=source.template,
-        _thetas={model: _initial(theta, own_part, network.length) for model, theta in result.thetas.items()},
+        _thetas={
+            model: _initial(theta, own_part, network.length)
+            for model, theta in result.thetas.items()
+            if model not in STATISTICS_MODELS
+        },
         _own=lambda device: _whole(result, device, int(clusters[device])),
         _finish=partial(_personal, result, options, start, source.kind, personal, own_part, square),
         _scales=scales,

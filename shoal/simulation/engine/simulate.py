@@ -23,6 +23,7 @@ from aggregator.strategies.base import (
     StrategySettings,
     mean_loss,
     read_settings,
+    require_origins,
 )
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.registry import build_strategy, find_strategy, models_needed
@@ -138,6 +139,7 @@ def sim_plan(
     strategy: type[Strategy] | None = None,
     private: PrivateStart | None = None,
     declared: DataDeclaration | None = None,
+    earlier: int = 0,
 ) -> RunPlan:
     """Return an unsigned run plan for the simulator.
 
@@ -149,6 +151,7 @@ def sim_plan(
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`.
         private: the network's private coordinates, which the plan does not have.
         declared: the data's bounds, if the run is to have rounds of statistics.
+        earlier: models of an earlier run that it begins with; 0 for as many new ones as the strategy takes.
 
     Raises:
         ConfigError: the strategy refuses the settings.
@@ -174,11 +177,12 @@ def sim_plan(
             rounds=options.recipe.rounds + parsed.discarded_rounds,
             evaluate_every=0,
         ),
-        origins=parsed.origins + len(statistics),
+        origins=(earlier or parsed.origins) + len(statistics),
         max_models=limits.MAX_MODELS,
         segments=tuple(SegmentSpec(name, length) for name, length in segments),
         capabilities=parsed.capabilities,
     )
+    require_origins(plan.without_statistics, parsed)
     if strategy is not None:
         return plan
     return dataclasses.replace(plan, max_models=min(models_needed(plan), limits.MAX_MODELS))
@@ -211,8 +215,8 @@ def simulate(
         progress: called after every counted round.
         watch: called after every round; the number of a round that doesn't count is 0.
         tamper: changes the uploads of devices that attack; None if all are honest.
-        start: origins (run.origins, d), float32; None draws them from the seed by torch's initialisation. They have no private
-            coordinates.
+        start: origins (origins, d), float32, as many as the strategy begins with (`StrategySettings.begins_with`); None draws
+            them from the seed by torch's initialisation. They have no private coordinates.
         backend: computes similarities; numpy if None.
         strategy: the strategy's class, if it is not in `aggregator.strategies.registry`; ``algorithm`` is its name.
         private: the network's private coordinates; None if all are federated.
@@ -239,7 +243,8 @@ def simulate(
             "several ranks share no private values, no residuals of rounded updates and no statistics",
             hint="take one process",
         )
-    run = sim_plan(algorithm, settings, network, options, strategy, private, declared)
+    earlier = 0 if start is None else len(start)
+    run = sim_plan(algorithm, settings, network, options, strategy, private, declared, earlier)
     present = len(drawn(run, 1, tuple(d for d in population.names if options.arrivals.get(d, 1) <= 1)))
     if 0 < present < run.recipe.min_contributors:
         raise ConfigError(

@@ -21,7 +21,7 @@ from aggregator.strategies.base import (
     of_one_round,
     read_settings,
     require,
-    require_one_origin,
+    require_one_segment,
     train_assignment,
     weights_of,
 )
@@ -263,10 +263,7 @@ def test_false_condition_has_a_hint():
     assert caught.value.hint == "take more"
 
 
-def test_one_origin_refuses_several():
-    """A strategy of one origin refuses several and a shared segment."""
-    require_one_origin(run_plan())
-    with pytest.raises(ConfigError, match=r"^fedavg starts from one origin, the run ships 2$"):
-        require_one_origin(run_plan(origins=2))
+def test_a_shared_segment_is_refused():
+    require_one_segment(run_plan())
     with pytest.raises(ConfigError, match=r"^fedavg has no shared segment$"):
-        require_one_origin(run_plan(segments=PARTS))
+        require_one_segment(run_plan(segments=PARTS))

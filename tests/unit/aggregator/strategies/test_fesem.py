@@ -165,7 +165,7 @@ def test_the_discrepancy_is_told_when_asked():
     [
         ({"settings": {"k": 0}}, "k is from 1"),
         ({"settings": {"k": 257}}, "k is from 1 to 256"),
-        ({"origins": 2}, "one origin"),
+        ({"origins": 3}, "fesem begins with 1 models, and the run has 3"),
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
     ],
 )

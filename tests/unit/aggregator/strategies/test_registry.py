@@ -19,6 +19,7 @@ from aggregator.strategies.registry import (
 from crypto.mask.modes.registry import MODES
 from shoal.errors import ConfigError, UsageError
 from shoal.protocol.documents import SegmentSpec
+from shoal.protocol.recipe import LocalTraining
 from shoal.util.extensions import STRATEGIES_GROUP
 from tests.helpers.extensions import install
 from tests.helpers.plans import run_plan
@@ -114,3 +115,15 @@ def test_too_many_comparisons_are_refused(algorithm, settings, participation, de
         check_compared(run, devices)
     assert caught.value.hint.startswith(hint)
     assert "--participation" in caught.value.hint or algorithm != "cfl"
+
+
+@pytest.mark.parametrize("algorithm", [name for name in STRATEGIES if STRATEGIES[name].settings_type.most_kept > 1])
+def test_all_choose_among_earlier_models(algorithm):
+    """Each device is offered the models of all earlier clusters: in the first round, or in the final one if it was away."""
+    settings = {"k": 3} if algorithm == "fesem" else {}
+    strategy = make_strategy(run_plan(algorithm, settings, origins=3, local=LocalTraining(prox_mu=1.0), rounds=9))
+    state, plan = strategy.plan(strategy.init(("a", "b", "c")), 1, ("a", "b"))
+    for found, asked in ((plan, {"a", "b"}), (strategy.final(state, 10, ("a", "b", "c")), {"a", "b", "c"})):
+        assert found.assignments.keys() == asked
+        (candidates,) = {order.candidates for order in found.assignments.values()}
+        assert sorted(found.models[model].origin for model in candidates) == [0, 1, 2]

@@ -176,8 +176,5 @@ def test_dump_and_load_change_nothing_later(settings, after):
 
 
 def test_shared_segment_is_refused():
-    """A shared segment or several origins are refused."""
-    with pytest.raises(ConfigError, match="one origin"):
-        Rounds(run_plan("cfl", origins=2), DEVICES)
     with pytest.raises(ConfigError, match="shared"):
         Rounds(run_plan("cfl", segments=(SegmentSpec("shared", 3), SegmentSpec("cluster", 3))), DEVICES)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.cfl.tree import Node, leaves, parents, path
+from aggregator.strategies.cfl.tree import Node, grown, leaves, parents, path
 from tests.unit.aggregator.strategies.cfl.quadratics import settled_tree
 
 
@@ -54,3 +54,17 @@ def test_leaves_of_a_tree_are_its_clusters():
     for split in tree.values():
         below = [leaf for leaf in rounds.state.clusters if split.id in path(tree, leaf)]
         assert leaves(tree, split.id) == tuple(sorted(below))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_a_tree_grows_above_given_models(count):
+    """Each model is a leaf, neighbours are siblings, and a node's model is the mean of those below it."""
+    tree, models = grown(0, count, 20)
+    assert sorted((*tree, *models)) == list(range(2 * count - 1))
+    assert leaves(tree, 0) == tuple(sorted(models))
+    assert sorted(model.origin for model in models.values()) == list(range(count))
+    for found in tree.values():
+        below = [models[leaf].origin for leaf in leaves(tree, found.id)]
+        shares = {found.slot.origin: found.slot.scale, **{at: share for share, at in found.slot.others}}
+        assert shares == pytest.approx(dict.fromkeys(below, 1 / len(below)))
+        assert max(below) - min(below) == len(below) - 1

@@ -405,7 +405,7 @@ def test_discrepancy_is_told_every_round():
         ({"settings": {"measure": "l2"}}, "neither edc nor madc"),
         ({"settings": {"start": "zero"}}, "neither mean nor origin"),
         ({"rounds": 1}, "round of its own"),
-        ({"origins": 2}, "one origin"),
+        ({"origins": 2, "settings": {"groups": 3}}, "fedgroup begins with 1 models, and the run has 2"),
         ({"segments": (SegmentSpec("shared", 2), SegmentSpec("cluster", 4))}, "no shared segment"),
     ],
 )

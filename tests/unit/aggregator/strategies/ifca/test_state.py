@@ -59,7 +59,7 @@ def local(**changes):
         ({"k": 0}, {"origins": 1}, "k is at least 1, or auto"),
         ({"restarts": 0}, {"origins": 1}, "k, restarts and restart_rounds are at least 1"),
         ({"k": "two"}, {}, "setting k is a whole number or auto, not 'two'"),
-        ({"k": "auto"}, {"origins": 2}, "1 starts of 1 models need 1 origins, the run ships 2"),
+        ({"k": "auto"}, {"origins": 33}, "1 starts of 1 models need 1 origins, the run ships 33"),
         ({"k": "auto", "restarts": 2}, {}, "2 random starts of a number of models that is not given"),
         ({"k": "auto"}, {"segments": SHARED}, "ifca can't find the number of models of a task with a shared segment"),
     ],

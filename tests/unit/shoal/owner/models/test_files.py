@@ -16,6 +16,7 @@ from shoal.owner.models.files import (
     LIST_FILE,
     check_folder,
     files_of,
+    models_of,
     npz_bytes,
     read_models,
     state_dict,
@@ -252,3 +253,13 @@ def test_unlisted_or_damaged_is_refused(place):
         listed(out, document, wrong)
         with pytest.raises(IntegrityError, match=r"is damaged|does not hold the task's parameters"):
             read_models(out, BUNDLE)
+
+
+def test_models_come_from_the_broker_alike(place):
+    """The models of a run are the same from the broker and from a folder, and of another task from neither."""
+    owner, out = place
+    write_models(finished(0, 2), owner, out)
+    fetched = models_of(finished(0, 2), BUNDLE)
+    assert {m: t.tobytes() for m, t in read_models(out, BUNDLE).items()} == {m: t.tobytes() for m, t in fetched.items()}
+    with pytest.raises(TaskError, match="the models of run 1 are of another task"):
+        models_of(finished(0), logistic_bundle(4, 2))

@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.shards import membership as workers
 from aggregator.strategies.fedavg import FedAvg
+from aggregator.strategies.registry import settings_of
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity, open_document
@@ -244,24 +245,40 @@ MODELS = {0: np.zeros(3, np.float32), 4: np.ones(3, np.float32)}
 
 def test_run_begins_with_all_models_or_one():
     """A run begins with all models of another or with one."""
-    assert chosen_origins(MODELS, 2, None).tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert chosen_origins(MODELS, 1, 4).tolist() == [[1, 1, 1]]
+    assert chosen_origins(MODELS, settings_of("cfl", {}), None).tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert chosen_origins(MODELS, settings_of("fedavg", {}), 4).tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize(
-    ("count", "model", "message", "hint"),
+    ("algorithm", "settings", "model", "message", "hint"),
     [
-        (1, None, "begins with 1 models, and --from gives 2", "--from-model N chooses one of 0, 4"),
-        (3, None, "begins with 3 models, and --from gives 2", "an algorithm with as many models"),
-        (2, 0, "begins with 2 models, and --from gives 1", "an algorithm with as many models"),
-        (1, 9, "--from-model 9: there is no such model", "the folder has the models 0, 4"),
+        (
+            "fedavg",
+            {},
+            None,
+            "begins with 1 models, and --from gives 2",
+            "--from-model N chooses one of 0, 4; an algorithm",
+        ),
+        ("ifca", {"k": "3"}, None, "begins with 3 models, and --from gives 2", "--set k=2 begins with as many"),
+        ("ifca", {"k": "2"}, 0, "begins with 2 models, and --from gives 1", "--set k=1 begins with as many"),
+        ("fedgroup", {"groups": "3"}, None, "begins with 1 models", "one of 0, 4; --set groups=2 begins with as many"),
+        ("fedavg", {}, 9, "--from-model 9: there is no such model", "the folder has the models 0, 4"),
     ],
 )
-def test_unfit_models_are_refused(count, model, message, hint):
+def test_unfit_models_are_refused(algorithm, settings, model, message, hint):
     """Models that do not fit the algorithm are refused."""
     with pytest.raises(UsageError, match=message) as caught:
-        chosen_origins(MODELS, count, model)
+        chosen_origins(MODELS, settings_of(algorithm, settings), model)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("algorithm", ["cfl", "fedgroup", "ifca", "one-shot", "fesem"])
+def test_clusters_begin_with_earlier_models(fleet, algorithm):
+    """A run that forms clusters begins with a model for each of an earlier run, or as ever with one."""
+    plans = [draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, algorithm=algorithm), earlier=n) for n in (0, 1, 2)]
+    assert [plan.origins for plan in plans] == [1, 1, 2]
+    with pytest.raises(ConfigError, match=f"{algorithm} begins with 1 models, and the run has 2000"):
+        draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, algorithm=algorithm), earlier=2000)
 
 
 def test_too_many_comparisons_are_refused(fleet, tmp_path, monkeypatch):

@@ -706,3 +706,41 @@ def test_senseless_private_layers_refused(private, kind, message):
     """Private layers that make no sense are refused."""
     with pytest.raises(kind, match=message):
         shoal.simulate(body_and_head, permuted(), private=private)
+
+
+def changed(partitions):
+    """The last device of the first group moves to the second, and a device of each group is new."""
+    return [*partitions[:4], *partitions[5:], partitions[9], partitions[0], partitions[9]]
+
+
+WARM = [("cfl", {}), ("fedgroup", {}), ("ifca", {}), ("one-shot", {}), ("fesem", {"k": 2})]
+
+
+@pytest.mark.parametrize("seed", with_long(range(3), 0))
+def test_clusters_of_an_earlier_run_are_kept(seed):
+    """Each device takes the cluster of its data, from the first round on."""
+    truth = [0] * 4 + [1] * 6 + [0, 1]
+    before = shoal.simulate(nn.Linear(30, 2), cancer(seed), strategy="ifca", settings={"k": 2}, rounds=8, seed=seed)
+    models = list(before.models.values())
+    for strategy, settings in WARM:
+        after = shoal.simulate(
+            models, changed(cancer(seed + 3)), strategy=strategy, settings=settings, rounds=3, seed=seed
+        )
+        assert adjusted_rand(after.clusters, truth) == 1
+        assert len(after.models) == 2
+        assert after.accuracy.mean() > 0.9
+    one = shoal.simulate(models[:1], cancer(seed), strategy="fedavg", rounds=1, seed=seed)
+    single = shoal.simulate(models[0], cancer(seed), strategy="fedavg", rounds=1, seed=seed)
+    np.testing.assert_array_equal(one.loss, single.loss)
+
+
+def test_unfit_models_of_a_run_are_refused():
+    two = [softmax(), softmax()]
+    with pytest.raises(ConfigError, match=r"^fedavg begins with 1 models, and the run has 2$"):
+        shoal.simulate(two, plain(), strategy="fedavg", rounds=1)
+    with pytest.raises(UsageError, match="different layers"):
+        shoal.simulate([softmax(), nn.Linear(6, 2)], plain(), strategy="cfl", rounds=1)
+    with pytest.raises(UsageError, match="one of the models is a int"):
+        shoal.simulate([softmax(), 3], plain(), strategy="cfl", rounds=1)
+    with pytest.raises(UsageError, match="model is a list"):
+        shoal.simulate([], plain(), strategy="cfl", rounds=1)

@@ -82,6 +82,7 @@ def test_raw_tables_train(standardise, good):
         nn.Linear(30, 2), partitions, strategy="fedavg", rounds=10, local={"lr": 0.1}, standardise=standardise
     )
     assert bool(np.mean(result.accuracy) > 0.93) is good
+    assert len(result.models) == 1
     inputs, labels = partitions[2]["test"]
     answers = result.models[0](torch.from_numpy(result.standardised(2, inputs))).argmax(1).numpy()
     assert (answers == labels).mean() == pytest.approx(result.accuracy[2])
