@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | locks | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -10,7 +10,7 @@ export ORT_DISABLE_TELEMETRY := 1
 # The packages come without bytecode, and each module is compiled when it is first imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check quick long lint format fuzz docs screenshots release packages test-python vectors clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release packages locks test-python vectors clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -72,14 +72,18 @@ screenshots: $(READY)
 	mkdir -p docs/pictures
 	SHOAL_SCREENSHOTS=docs/pictures $(BIN)/python -m pytest tests/browser -k readable
 
-# Wheel, source distribution, lists of packages, notes and checksums of the commit that is checked out: docs/releasing.md.
+# All files of a release of the commit that is checked out, in dist/VERSION: docs/releasing.md.
 release: $(READY)
 	$(BIN)/python -m deploy.release.make
 
 # Debian packages of each party in dist, for this machine's architecture and the Python of .venv; ARCH=arm64 or PACKAGES=shoal-edge
 # choose others. Where pip finds no CPU build of torch: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make packages
 packages: $(READY)
-	$(BIN)/python deploy/debian/build.py --torch $(TORCH) $(if $(ARCH),--arch $(ARCH)) $(PACKAGES)
+	$(BIN)/python deploy/debian/build.py $(if $(ARCH),--arch $(ARCH)) $(PACKAGES)
+
+# Versions and hashes of what images and Debian packages hold, from the versions in .venv: deploy/locks.
+locks: $(READY)
+	$(BIN)/python deploy/locks/make.py
 
 # The quick unit tests on another Python, by default the newest that we support, without torch: its builds there bring CUDA.
 NEWEST ?= python3.14

@@ -2,7 +2,8 @@
 
 A package holds a private environment in /opt/shoal-PARTY: what a virtual environment of /usr/bin/python3 would hold, without
 pip. All of it comes from wheels, none of which is run here, so that one machine makes the packages of both architectures. The
-packages fit one minor version of Python, that of the interpreter that runs this script, since the compiled wheels do.
+libraries are those of ../locks, checked by hash. The packages fit one minor version of Python, that of the interpreter that runs
+this script, since the compiled wheels do.
 
 Of our own code a package holds only the parts that the image of its party holds (the COPY lines of ../docker/*.Dockerfile):
 the aggregator's package has no mask code that could be loaded. The owner's holds the whole wheel.
@@ -31,6 +32,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
+LOCKS: Final = ROOT / "deploy" / "locks"
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSION: Final = runpy.run_path(str(ROOT / "shoal" / "version.py"))["VERSION"].replace(".dev", "~dev")
 """The packages' version; Debian sorts a tilde before the end of a version, so that a release replaces what led to it."""
@@ -150,38 +152,32 @@ def platforms(machine: str) -> list[str]:
     return [*versions, f"manylinux2014_{machine}"]
 
 
-def resolve(wheel: Path, extra: str, machine: str, site: Path, torch: str | None) -> None:
-    """Install ``wheel[extra]`` and its dependencies into ``site`` from wheels for ``machine``.
+def resolve(wheel: Path, extra: str, machine: str, site: Path) -> None:
+    """Put ``wheel`` and the wheels for ``machine`` that the lock of ``extra`` names into ``site``, a new directory.
 
-    Args:
-        wheel: ours.
-        extra: one of its extras.
-        machine: a value of MACHINES.
-        site: a new directory.
-        torch: the requirement that chooses torch's build, where the extra needs torch; None for any.
+    Without dependencies: the lock has them all, and pip would take the conditions in them for this machine's.
 
     Raises:
-        SystemExit: pip failed, or took a build of torch with NVIDIA's libraries.
+        SystemExit: pip found no wheel with a hash of the lock.
     """
-    needs = [f"shoal[{extra}] @ {wheel.as_uri()}"]
-    if torch is not None and any(need.startswith("torch") for need in PROJECT["optional-dependencies"][extra]):
-        needs.append(torch)
     choices = [f"--platform={name}" for name in platforms(machine)]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
-    done = subprocess.run([*pip, *choices, f"--python-version={PYTHON}", f"--target={site}", *needs], check=False)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:", "--no-deps"]
+    lock = ["--require-hashes", f"--requirement={LOCKS / extra}.txt"]
+    done = subprocess.run([*pip, *choices, f"--python-version={PYTHON}", f"--target={site}", *lock], check=False)
     if done.returncode:
-        raise SystemExit(f"pip found no wheels for shoal[{extra}] on {machine} with Python {PYTHON}")
-    if any(site.glob("nvidia*")):
         raise SystemExit(
-            "pip took torch with NVIDIA's libraries, some GB: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+            f"pip found no wheels of deploy/locks/{extra}.txt for {machine} with Python {PYTHON}; where torch is the one, "
+            "make locks finds its CPU build with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, and so does this"
         )
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
 
 
 def parts(dockerfile: str) -> tuple[str, ...]:
     """Return the files and directories of our packages that an image's COPY lines name."""
     lines = (ROOT / "deploy" / "docker" / dockerfile).read_text(encoding="utf-8").splitlines()
     named = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
-    return tuple(name for name in named if name != "pyproject.toml")
+    return tuple(name for name in named if not name.startswith("deploy/"))
 
 
 def keep_parts(site: Path, wheel: Path, kept: tuple[str, ...]) -> None:
@@ -361,11 +357,11 @@ def pack(root: Path, file: Path) -> None:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def build(package: Package, wheel: Path, architecture: str, out: Path, torch: str | None) -> Path:
+def build(package: Package, wheel: Path, architecture: str, out: Path) -> Path:
     """Build one package and return its file."""
     with tempfile.TemporaryDirectory(prefix="shoal-package-") as folder:
         site, root = Path(folder) / "site", Path(folder) / "root"
-        resolve(wheel, package.extra, MACHINES[architecture], site, torch)
+        resolve(wheel, package.extra, MACHINES[architecture], site)
         if package.dockerfile is not None:
             keep_parts(site, wheel, parts(package.dockerfile))
         prune(site)
@@ -396,7 +392,6 @@ def main() -> None:
     parser.add_argument(
         "--arch", choices=sorted(MACHINES), help="the packages' architecture; this machine's by default"
     )
-    parser.add_argument("--torch", help="the requirement that chooses torch's build, such as torch==2.13.0")
     given = parser.parse_args()
     unknown = sorted(set(given.packages) - set(names))
     if unknown:
@@ -412,7 +407,7 @@ def main() -> None:
         wheel = given.wheel.resolve() if given.wheel else build_wheel(Path(folder))
         for package in PACKAGES:
             if not given.packages or package.name in given.packages:
-                build(package, wheel, architecture, given.out, given.torch)
+                build(package, wheel, architecture, given.out)
 
 
 if __name__ == "__main__":

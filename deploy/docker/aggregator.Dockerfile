@@ -1,13 +1,13 @@
 # The aggregator's image. crypto/mask, edge_client and the owner's code are not copied: what is not in the image can't be loaded.
 #   docker build -f deploy/docker/aggregator.Dockerfile -t shoal-aggregator .
 #   docker run --rm -v shoal:/state shoal-aggregator init /state
-ARG PYTHON_IMAGE=python:3.12-slim
+# The lock has the hash of torch's CPU build for this Python.
+ARG PYTHON_IMAGE=python:3.11-slim
 FROM $PYTHON_IMAGE
 
 WORKDIR /app
-COPY pyproject.toml ./
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['aggregator'], '', sep='\n')" > requirements.txt \
-    && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
+COPY deploy/locks/aggregator.txt ./
+RUN pip install --no-cache-dir --no-deps --require-hashes --extra-index-url https://download.pytorch.org/whl/cpu -r aggregator.txt
 
 COPY shoal/__init__.py shoal/errors.py shoal/limits.py shoal/hints.py shoal/types.py shoal/address.py shoal/digests.py shoal/version.py shoal/
 COPY shoal/util shoal/util

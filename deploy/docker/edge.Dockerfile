@@ -8,9 +8,8 @@ FROM $PYTHON_IMAGE
 
 ARG EXTRA=edge
 WORKDIR /app
-COPY pyproject.toml ./
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['$EXTRA'], sep='\n')" > requirements.txt \
-    && pip install --no-cache-dir -r requirements.txt \
+COPY deploy/locks/edge.txt deploy/locks/edge-lite.txt ./
+RUN pip install --no-cache-dir --no-deps --require-hashes -r "$EXTRA.txt" \
     && find / -xdev -path '*/onnxruntime/capi/libonnxruntime.so.*' -delete \
     && find / -xdev -type d -path '*-packages/*' \( -name tests -o -name f2py -o -name distutils \) -prune -exec rm -rf {} +
 

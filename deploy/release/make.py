@@ -1,4 +1,4 @@
-"""Build a release: wheel, source distribution, lists of dependencies, notes and checksums, from the commit that is checked out.
+"""Build a release of the commit that is checked out: wheels, sources, Debian packages, lists of packages, notes and checksums.
 
     python -m deploy.release.make [--out DIR]     # `make release`
 
@@ -10,11 +10,12 @@ Rules:
 4. A version is built once: not if it has a tag, or its files are in the output folder.
 5. All is built twice, from two exports of the commit in different folders, and must be equal byte by byte. Times in the archives
    are the commit's (SOURCE_DATE_EPOCH).
-6. The wheel is installed for each party, with the versions of the packages that it was tested with: those beside this program.
+6. The wheel is installed for each party with the packages of its lock (../locks), which must have all that the party needs.
    cyclonedx-py lists what is there. A list has the commit's time and no serial number, so that it can be made again.
+7. The Debian packages of both architectures hold that wheel and the packages of the same locks.
 
-Example: for version 0.1.0 the folder ``dist/0.1.0`` has the two archives, ``shoal-edge-0.1.0.cdx.json`` and the lists of the
-other parties, ``shoal-0.1.0.md`` and ``SHA256SUMS``, which `sha256sum --check` reads.
+Example: for version 0.1.0 the folder ``dist/0.1.0`` has the archives and packages, ``shoal-edge-0.1.0.cdx.json`` and the lists of
+the other parties, ``shoal-0.1.0.md`` and ``SHA256SUMS``, which `sha256sum --check` reads.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SUMS: Final = "SHA256SUMS"
 PARTIES: Final = ("edge", "aggregator", "fleet")
 """Extras of the wheel whose packages are listed. The others are for researchers and for tests."""
+ARCHITECTURES: Final = ("amd64", "arm64")
+"""Of the Debian packages."""
 _VERSION: Final = re.compile(r'^VERSION: Final = "([^"]+)"$', re.MULTILINE)
 _RELEASED: Final = re.compile(r"\d+\.\d+\.\d+")
 _NAMES_SHOWN: Final = 5
@@ -105,11 +108,19 @@ def release(root: Path, out: Path) -> list[Path]:
                 raise ReleaseError(
                     f"two builds of {one.name} differ: the build reads something that is not in the commit"
                 )
+        if any(f"-{version}" not in path.name for path in first):
+            raise ReleaseError(
+                f"lab/pyproject.toml has another version than shoal/version.py: write {version} there, twice"
+            )
         stage = Path(folder) / version
         stage.mkdir()
         for path in first:
             shutil.copy(path, stage / path.name)
         _list_packages(root, stage, version, made_at_s)
+        wheel = str(stage / f"shoal-{version}-py3-none-any.whl")
+        for architecture in ARCHITECTURES:
+            build = ("deploy.debian.build", "--wheel", wheel, "--arch", architecture, "--out", str(stage))
+            _python(f"the packages for {architecture} can't be built", *build, cwd=root, made_at_s=made_at_s)
         (stage / f"shoal-{version}.md").write_text(f"# Shoal {version}\n\n{notes}")
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(stage.iterdir())]
         (stage / SUMS).write_text("".join(sums))
@@ -127,7 +138,7 @@ def _check_clean(root: Path) -> None:
 
 
 def _built(root: Path, folder: Path, made_at_s: int) -> list[Path]:
-    """Export the commit, build the source distribution from it and the wheel from that; return both by name."""
+    """Export the commit, build the source distribution from it and both wheels from that; return the three by name."""
     source, unpacked, made = folder / "commit", folder / "sdist", folder / "made"
     source.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "HEAD"))) as archive:
@@ -138,7 +149,8 @@ def _built(root: Path, folder: Path, made_at_s: int) -> list[Path]:
     with tarfile.open(sdist) as archive:
         archive.extractall(unpacked, filter="data")
     (inner,) = unpacked.iterdir()
-    _hatch(inner, made, "wheel", made_at_s)
+    for project in (inner, inner / "lab"):
+        _hatch(project, made, "wheel", made_at_s)
     return sorted(made.iterdir())
 
 
@@ -149,23 +161,15 @@ def _hatch(source: Path, out: Path, target: str, made_at_s: int) -> None:
 
 def _list_packages(root: Path, stage: Path, version: str, made_at_s: int) -> None:
     """Write a CycloneDX list of the packages of each party that the wheel in ``stage`` is installed with."""
-    (wheel,) = stage.glob("*.whl")
-    tested = _python(
-        "pip can't tell the versions that are installed here",
-        "pip",
-        "freeze",
-        "--exclude",
-        "shoal",
-        "--exclude",
-        "shoal-lab",
-    )
+    (wheel,) = stage.glob(f"shoal-{version}-*.whl")
+    ours = f" @ {wheel.as_uri()} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
     for party in PARTIES:
         with tempfile.TemporaryDirectory(prefix="shoal-release-") as folder:
-            versions, place = Path(folder, "tested.txt"), Path(folder, "installed")
-            versions.write_text(tested)
+            needs, place = Path(folder, "requirements.txt"), Path(folder, "installed")
+            needs.write_text((root / f"deploy/locks/{party}.txt").read_text() + f"shoal[{party}]{ours}")
             venv.create(place, symlinks=True)  # without pip, which would be listed
-            install = ("--python", str(place), "install", "--quiet", "--no-compile", "--constraint", str(versions))
-            _python(f"pip can't install shoal[{party}]", "pip", *install, f"{wheel}[{party}]")
+            install = ("--python", str(place), "install", "--quiet", "--no-compile", "--require-hashes")
+            _python(f"pip can't install shoal[{party}]", "pip", *install, "--requirement", str(needs))
             reads = ["--pyproject", str(root / "pyproject.toml"), "--output-reproducible", str(place)]
             found = _python("cyclonedx-py fails", "cyclonedx_py", "environment", *reads, made_at_s=made_at_s)
         document = json.loads(found)

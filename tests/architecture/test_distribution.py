@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
 
 from shoal.version import VERSION
 
@@ -103,6 +105,27 @@ def test_make_repairs_a_venv_without_pip(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ".venv/.ready").exists()
+
+
+@pytest.mark.parametrize("extra", ["edge", "edge-lite", "aggregator", "fleet"])
+def test_locks_have_what_a_party_needs(extra: str) -> None:
+    """After a change of the requirements: `make locks`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lock = (ROOT / f"deploy/locks/{extra}.txt").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+) \\$", lock, re.MULTILINE))
+    needs = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][extra]])
+    assert [str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))] == []
+    assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", lock)) >= len(pins)
+
+
+def test_source_archive_builds_the_images() -> None:
+    """The source distribution has the Dockerfiles and what they copy."""
+    shipped = {f.distribution_path for f in SdistBuilder(str(ROOT)).recurse_included_files()}
+    for file in (ROOT / "deploy/docker").glob("*.Dockerfile"):
+        named = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
+        for source in (word for words in named for word in words):
+            assert any(name == source or name.startswith(f"{source}/") for name in shipped), source
+        assert {f"deploy/docker/{file.name}", f"deploy/docker/{file.name}.dockerignore"} <= shipped
 
 
 def test_named_pythons_have_wheels() -> None:

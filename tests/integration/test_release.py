@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from deploy.release import make
 from deploy.release.make import ReleaseError, notes_of, release, version_of
 from shoal.version import VERSION
+from tests.helpers.documents import blocks
 from tests.helpers.trees import ROOT
 
 CHANGELOG = """# Changelog
@@ -51,6 +53,21 @@ pattern = 'VERSION: Final = "(?P<version>[^"]+)"'
 [tool.hatch.build.targets.wheel]
 packages = ["shoal"]
 """
+LAB = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "shoal-lab"
+version = "1.2.3"
+requires-python = ">=3.11"
+
+[tool.hatch.build.targets.wheel]
+packages = ["shoal_lab"]
+"""
+
+
+IN_THE_LOCK = ("all-have", "device-has", "it-needs")
 
 
 def git(root, *arguments):
@@ -86,9 +103,17 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     made = tmp_path / "repository"
-    (made / "shoal").mkdir(parents=True)
-    (made / "shoal/__init__.py").touch()
+    for module in ("shoal", "lab/shoal_lab"):
+        (made / module).mkdir(parents=True)
+        (made / module / "__init__.py").touch()
     (made / "pyproject.toml").write_text(PYPROJECT)
+    (made / "lab/pyproject.toml").write_text(LAB)
+    (made / "deploy/locks").mkdir(parents=True)
+    wheels = {name: digest(tmp_path / f"wheels/{name.replace('-', '_')}-1.0-py3-none-any.whl") for name in IN_THE_LOCK}
+    pins = [f"{name}==1.0 --hash=sha256:{one}\n" for name, one in wheels.items()]
+    (made / "deploy/locks/edge.txt").write_text("".join(pins))
+    monkeypatch.setattr(make, "PARTIES", ("edge",))  # seconds each
+    monkeypatch.setattr(make, "ARCHITECTURES", ())  # tests/architecture/test_debian.py looks into packages
     (made / "CHANGELOG.md").write_text(CHANGELOG)
     (made / ".gitignore").write_text("*.secret\n")
     write_version(made, "1.2.3")
@@ -102,13 +127,13 @@ def digest(path):
 
 
 @pytest.mark.slow
-def test_release_has_all_parts(root, tmp_path, monkeypatch):
+def test_release_has_all_parts(root, tmp_path):
     """A release has archives notes dependencies and checksums."""
     pytest.importorskip("cyclonedx_py")
-    monkeypatch.setattr(make, "PARTIES", ("edge",))  # seconds each
     (root / "shoal/keys.secret").write_text("ignored by git, and so in no archive")
     files = {path.name: path for path in release(root, tmp_path / "dist")}
-    names = [f"shoal-1.2.3{end}" for end in ("-py3-none-any.whl", ".md", ".tar.gz")] + ["shoal-edge-1.2.3.cdx.json"]
+    names = [f"shoal-1.2.3{end}" for end in ("-py3-none-any.whl", ".md", ".tar.gz")]
+    names += ["shoal-edge-1.2.3.cdx.json", "shoal_lab-1.2.3-py3-none-any.whl"]
     assert sorted(files) == ["SHA256SUMS", *names]
     assert files["SHA256SUMS"].read_text() == "".join(f"{digest(files[name])}  {name}\n" for name in names)
     assert files["shoal-1.2.3.md"].read_text() == "# Shoal 1.2.3\n\n### Added\n\n- A thing.\n"
@@ -134,14 +159,15 @@ def test_two_builds_of_this_tree_are_equal(tmp_path, monkeypatch):
     """In folders of other names, under another umask and another clock zone; pip fetches what a device is installed with."""
     pytest.importorskip("cyclonedx_py")
     monkeypatch.setattr(make, "PARTIES", ("edge",))
+    monkeypatch.setattr(make, "ARCHITECTURES", ())
     here = tmp_path / "repository"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
     for name in filter(None, map(os.fsdecode, names)):
         if (ROOT / name).exists() and not name.startswith("results/"):
             (here / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, here / name)
-    version = (here / "shoal/version.py").read_text()
-    (here / "shoal/version.py").write_text(make._VERSION.sub('VERSION: Final = "99.0.0"', version))
+    for name in ("shoal/version.py", "lab/pyproject.toml"):
+        (here / name).write_text((here / name).read_text().replace(VERSION, "99.0.0"))
     (here / "CHANGELOG.md").write_text("## [99.0.0] - 2026-11-23\n\n- All.\n")
     git(here, "init", "--quiet")
     commit(here)
@@ -155,7 +181,7 @@ def test_two_builds_of_this_tree_are_equal(tmp_path, monkeypatch):
     finally:
         os.umask(before)
     assert first == second
-    assert len(first) == 5
+    assert len(first) == 6
 
 
 def test_a_changed_tree_is_not_released(root, tmp_path):
@@ -219,6 +245,60 @@ def test_uninstallable_extra_no_release(root, tmp_path):
     with pytest.raises(ReleaseError, match=r"(?s)pip can't install shoal\[edge\]: .*not-to-be-had"):
         release(root, tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.slow
+def test_the_lab_has_the_same_version(root, tmp_path):
+    (root / "lab/pyproject.toml").write_text(LAB.replace("1.2.3", "1.2.2"))
+    commit(root)
+    with pytest.raises(ReleaseError, match=r"lab/pyproject\.toml has another version"):
+        release(root, tmp_path / "dist")
+
+
+@pytest.mark.slow
+def test_other_packages_no_release(root, tmp_path):
+    """A package with other bytes than those that the lock names is not released."""
+    lock = root / "deploy/locks/edge.txt"
+    lock.write_text(re.sub(r"sha256:\w+", f"sha256:{'0' * 64}", lock.read_text(), count=1))
+    commit(root)
+    with pytest.raises(ReleaseError, match=r"pip can't install shoal\[edge\]"):
+        release(root, tmp_path / "dist")
+
+
+def test_the_page_signs_and_checks_a_release(tmp_path):
+    """The commands of docs/releasing.md and docs/packages.md, with a key of the test; a changed file is found."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    folder, keys = tmp_path / "dist/1.2.3", tmp_path / ".ssh"
+    for made in (folder, keys, tmp_path / "deploy/release"):
+        made.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/release/allowed_signers", tmp_path / "deploy/release")
+    (folder / "shoal.whl").write_bytes(b"a wheel")
+    (folder / "SHA256SUMS").write_text(f"{digest(folder / 'shoal.whl')}  shoal.whl\n")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / "id_ed25519")], check=True)
+    sign = shell_of("docs/releasing.md", "-Y sign").replace("0.2.0", "1.2.3")
+    assert run_shell(sign, tmp_path) == 0
+    for name in ("SHA256SUMS", "SHA256SUMS.sig", "shoal.whl"):
+        shutil.copy(folder / name, tmp_path)
+    shutil.copy(tmp_path / "deploy/release/allowed_signers", tmp_path)
+    check = shell_of("docs/packages.md", "-Y verify")
+    assert run_shell(check, tmp_path) == 0
+    (tmp_path / "shoal.whl").write_bytes(b"another")
+    assert run_shell(check, tmp_path) != 0
+    (tmp_path / "SHA256SUMS").write_text(f"{digest(tmp_path / 'shoal.whl')}  shoal.whl\n")
+    assert run_shell(check, tmp_path) != 0
+
+
+def shell_of(page, words):
+    """Return the lines of the block of commands that has these words."""
+    return "\n".join(next(block.lines for block in blocks(page, "sh") if words in "".join(block.lines)))
+
+
+def run_shell(script, home):
+    """Run a script with ``home`` as its directory and home; return its exit status."""
+    where = {**os.environ, "HOME": str(home)}
+    command = ["sh", "-euc", script]
+    return subprocess.run(command, cwd=home, env=where, capture_output=True, timeout=60, check=False).returncode
 
 
 def test_nothing_is_built_without_repository(root, tmp_path):
