@@ -167,6 +167,7 @@ def _loop(
                 event()
             else:
                 runtime.on_event(event, time.monotonic())
+        event = None  # a callback holds the upload that it has handed over
         if runtime.revoked:
             raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
         runtime.tick(time.monotonic())

@@ -691,6 +691,7 @@ class DeviceRuntime:
                 self._skip(announcement, error)
             raise
         if taken:
+            model.plain.release()  # what calls this function still refers to it, while the job that follows begins
             self._tell(rounds.ModelArrived(model.label, self._models.name_of(model.label, model.transfer)))
 
     def _check_metered(self, announcement: Announcement) -> None:

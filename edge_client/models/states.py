@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from crypto.mask.schedule import RoundKeys, state_digest
 from edge_client.models.recipes import evaluate
 from shoal.errors import UsageError
@@ -31,18 +33,22 @@ class ModelState:
         theta: (d,), float32, read-only.
         digest: 32 bytes, the keyed digest of the state.
         digest_key: 32 bytes, the digest's key; a checkpoint of the state needs it.
+        norm: theta's.
     """
 
     id: StateId
     theta: Float32Vector = field(repr=False)
     digest: bytes
     digest_key: bytes = field(repr=False)
+    norm: float = field(default=0.0, repr=False)
 
     @classmethod
     def of(cls, id_: StateId, theta: Float32Vector, *, run_id: bytes, digest_key: bytes) -> ModelState:
         """Return the state with its digest; ``theta``, (d,) float32 C-contiguous, is made read-only."""
         theta.flags.writeable = False
-        return cls(id_, theta, state_digest(digest_key, run_id, id_.model, id_.round, theta), digest_key)
+        with np.errstate(over="ignore"):
+            norm = float(np.linalg.norm(theta))
+        return cls(id_, theta, state_digest(digest_key, run_id, id_.model, id_.round, theta), digest_key, norm)
 
     @property
     def held(self) -> HeldState:

@@ -25,8 +25,8 @@ the mean: `StateStore.commit` stores state (0, 7), and removes the keys of round
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -45,6 +45,7 @@ from shoal.protocol.states import (
     RETAINED_STEPS,
     HeldState,
     StateCertificate,
+    StateId,
     read_certificate,
 )
 from shoal.util.files import private_directory, read_if_there, remove_unfinished, sync_directory, write_atomic
@@ -61,6 +62,8 @@ CERTIFICATE_FILE: Final = "certificate.bin"
 INDEX_VERSION: Final = 1
 OWN_FORK: Final = FORKED_ROUND - 1
 """In place of a stored transcript's round: the announcements contradict each other, so the device has left the run for good."""
+RESTING_FROM_BYTES: Final = 4 << 20
+"""Shortest vector that `StateStore.at_rest` leaves in its file."""
 STATE_HINT: Final = "the device takes a checkpoint"
 CERTIFICATE_LENGTH_BYTES: Final = 4
 CERTIFIED_HINT: Final = "try another device, or later; `export --live` writes an ONNX file of the newest model"
@@ -373,6 +376,20 @@ class StateStore:
         if chain is not self._chain:
             self._chain, self._peeked = chain, None
         self._remove_left_over()
+
+    def at_rest(self, states: ModelStates, used: Container[StateId]) -> ModelStates:
+        """Return the states held: long ones that are not ``used`` now are read from their files, and take no memory."""
+
+        def vector(state: ModelState) -> Float32Vector:
+            at = self._path(state.digest).stat().st_size - state.theta.nbytes
+            return np.memmap(self._path(state.digest), "<f4", "r", at, state.theta.shape)
+
+        resting = {
+            id_: replace(state, theta=vector(state))
+            for id_, state in states.held.items()
+            if id_ not in used and state.theta.flags.owndata and state.theta.nbytes >= RESTING_FROM_BYTES
+        }
+        return states.with_states(resting.values())
 
     def certify(self, signed: Iterable[bytes], digests: Iterable[bytes]) -> None:
         """Keep the states of these digests, which the statements certify, until later ones are certified."""

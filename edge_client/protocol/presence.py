@@ -15,7 +15,7 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
 from crypto.seal.identity import sign_document
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.protocol.messages import Announcement, DeclineReason, Vitals
     from shoal.protocol.states import TranscriptHead
     from shoal.transport.base import Qos, Transport, Will
+    from shoal.transport.stored import StoredBytes
 
 SILENT_S: Final = 300.0
 """Longest time without any message until a device subscribes to announcement, notice and answers again: the broker may have
@@ -209,7 +210,7 @@ class ControlMessages:
         self,
         run_id: bytes,
         round_: int,
-        upload: SealedMessage,
+        upload: SealedMessage | _Piece,
         chunk_bytes: int,
         turn: int,
         *,
@@ -260,11 +261,27 @@ class UploadFile(Protocol[R_contra]):
         sealed: bytes,
         residual: R_contra | None = None,
         private: bytes = b"",
-    ) -> None:
-        """Store an upload durably, with its residual and private values; once it was answered, ``sealed`` is empty."""
+    ) -> bytes | StoredBytes:
+        """Store an upload durably, with its residual and private values; once it was answered, ``sealed`` is empty.
+
+        Returns:
+            ``sealed``, read from where it is stored if it is long.
+        """
 
     def load(self) -> Any:
         """Return the newest stored upload, whose bytes are its ``sealed``."""
+
+
+class _Piece(NamedTuple):
+    """A `SealedMessage` of an upload, which may be on the disk."""
+
+    payload: bytes | StoredBytes
+    transfer_id: bytes
+    signed: bytes
+
+    @classmethod
+    def of(cls, sealed: SealedMessage, stored: bytes | StoredBytes | None = None) -> _Piece:
+        return cls(stored or sealed.payload, sealed.transfer_id, sealed.signed)
 
 
 class Unacknowledged:
@@ -318,7 +335,7 @@ class Uplink(Generic[R]):
         self._topic = topic
         self._part_topic = part_topic
         self.workers: tuple[Member, ...] = ()
-        self._pieces: Sequence[SealedMessage] = pieces_of(sealed) if sealed else ()
+        self._pieces: Sequence[_Piece] = [_Piece.of(piece) for piece in pieces_of(sealed)] if sealed else ()
         self._forgotten = not sealed
         self.residual = residual
 
@@ -337,8 +354,10 @@ class Uplink(Generic[R]):
             residual: what the upload leaves.
             private: the private values before and after its round.
         """
-        self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual, private)
-        self._pieces, self.residual, self._forgotten = pieces, residual, False
+        kept = self._files.save(mark, pieces[0].transfer_id, stored(pieces), residual, private)
+        whole = len(pieces) == 1
+        self._pieces = [_Piece.of(piece, kept if whole else None) for piece in pieces]
+        self.residual, self._forgotten = residual, False
 
     def forget(self, mark: ReplayWatermark, transfer: bytes, private: bytes = b"") -> None:
         """Drop the bytes of an upload that was answered; its transfer id and the ``private`` values stay stored."""
@@ -350,8 +369,8 @@ class Uplink(Generic[R]):
         """Drop an upload from memory that is not being sent: should it be asked for again, it is in its file."""
         self._pieces = ()
 
-    def _sealed(self) -> Sequence[SealedMessage]:
-        self._pieces = self._pieces or pieces_of(self._files.load().sealed)
+    def _sealed(self) -> Sequence[_Piece]:
+        self._pieces = self._pieces or [_Piece.of(piece) for piece in pieces_of(self._files.load().sealed)]
         return self._pieces
 
     def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:
@@ -371,7 +390,7 @@ class Uplink(Generic[R]):
     def _publish(
         self,
         topic: str,
-        piece: SealedMessage,
+        piece: _Piece,
         channel: Channel,
         mark: ReplayWatermark,
         asked: tuple[int, ...] | None,

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from crypto.mask.dense import behind_matrix
 from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
 from edge_client.models.checkpoints import naming_sealer, open_checkpoint
-from edge_client.models.recipes import CatchUp, catch_up
+from edge_client.models.recipes import BLOCK, CatchUp, catch_up
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, Transcript
@@ -69,6 +69,9 @@ from shoal.protocol.states import (
     mean_number,
 )
 from shoal.types import MaskedVector
+
+MOST_AHEAD: Final = 1 << 21
+"""Coordinates of the longest mask that is derived ahead of time: a longer one takes more memory than the time is worth."""
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys
@@ -399,8 +402,10 @@ class HeldModels:
         round_ = header.round
         # A hostile vector may overflow: `check_mean` refuses the norm that results, inf or NaN.
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.sqrt(np.dot(masked, masked)))
-            model_norm = max((float(np.linalg.norm(s.theta)) for s in self._states.held.values()), default=0.0)
+            # By blocks, since a product of a vector that is not aligned copies it.
+            blocks = np.array_split(masked, 1 + len(masked) // BLOCK)
+            norm = float(np.sqrt(sum(float(np.dot(block, block)) for block in blocks)))
+        model_norm = max((state.norm for state in self._states.held.values()), default=0.0)
         plan = self._run.plan
         announced = next(kept.step.limit for kept in self._held.steps if kept.step.round == round_)
         limit = mean_limit(announced, self._store.longest, model_norm, plan)
@@ -498,6 +503,8 @@ class HeldModels:
         self._store.commit(
             self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
         )
+        offers = () if announcement.finished else announcement.held.offers
+        self._states = self._store.at_rest(self._states, {offer.at for offer in offers})
 
     def _certify(self) -> None:
         """Keep the stored states that the announced statements certify, for a run that begins with them.
@@ -544,12 +551,12 @@ class HeldModels:
         self._store.longest = max(self._store.longest, min(norm, self._run.plan.recipe.norm_limit))
 
     def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
-        """Return a function that derives the next round's mask ahead of time; None if the device may not need it.
+        """Return a function that derives the next round's mask ahead of time; None if the device may not need it, or it is long.
 
         Any thread may call the function. If a newer key version takes effect in the next round, its mask is another one.
         """
         plan = self._run.plan
-        if plan.recipe.participation < 1 or announcement.round >= plan.recipe.rounds:
+        if plan.recipe.participation < 1 or announcement.round >= plan.recipe.rounds or plan.length > MOST_AHEAD:
             return None
         keys = self._store.peek(announcement.round + 1)
 

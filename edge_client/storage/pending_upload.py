@@ -21,6 +21,7 @@ from edge_client.upload_pieces import transfer_of
 from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, WireError
 from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
+from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import open_own, read_private, sync_directory, write_failed
 
@@ -79,8 +80,10 @@ class PendingUploadFiles:
         sealed: bytes,
         residual: Residual | None = None,
         private: bytes = b"",
-    ) -> None:
+    ) -> bytes | StoredBytes:
         """Store the watermark, the upload of its round, the residual that it leaves and the private values, durably.
+
+        Returns the upload, of which a long one is read from its slot: it stays there until the save after the next one.
 
         The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
         flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
@@ -98,14 +101,18 @@ class PendingUploadFiles:
             )
         )
         path = self._slots[self._next_slot]
+        kept: bytes | StoredBytes = sealed
         try:
             left = b"" if residual is None else residual.to_bytes()
             new = self._write_slot(path, (head, sha256(head), sealed, private, left))
+            if len(sealed) >= STORED_FROM_BYTES:
+                kept = StoredBytes.of_file(path, len(head) + DIGEST_BYTES, len(sealed))
         except OSError as error:
             raise write_failed(Path(path), error) from error
         if new:
             sync_directory(self._directory)
         self._next_slot = 1 - self._next_slot
+        return kept
 
     @staticmethod
     def _write_slot(path: str, pieces: tuple[bytes, ...]) -> bool:

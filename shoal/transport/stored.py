@@ -24,10 +24,15 @@ class _Handle:
 
 
 class StoredBytes:
-    """Bytes in an unnamed file, which goes when the program ends; slices of them are read by ``bytes()``."""
+    """Bytes in a file, which goes when the program ends if it has no name; slices of them are read by ``bytes()``."""
 
     def __init__(self, handle: _Handle, at: int, size: int) -> None:
         self._handle, self._at, self._size = handle, at, size
+
+    @classmethod
+    def of_file(cls, path: str, at: int, size: int) -> StoredBytes:
+        """Return a part of a file that has a name; the file must stay as it is while the part is in use."""
+        return cls(_Handle(os.open(path, os.O_RDONLY | os.O_CLOEXEC)), at, size)
 
     def __len__(self) -> int:
         return self._size

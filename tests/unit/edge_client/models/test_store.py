@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from crypto.mask.schedule import RunChain
+from edge_client.models import store as module
 from edge_client.models.states import ModelStates
 from edge_client.models.store import (
     FOLDER,
@@ -127,6 +128,21 @@ def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
     store.commit(states, applied=0)
     assert len(files(directory)) == 3
     assert same(StateStore.open(directory).load()[0], states)
+
+
+def test_long_states_rest_in_their_files(directory, monkeypatch):
+    """A resting state takes no memory, and later states are made from it as before, also once its file is removed."""
+    store = started(directory)
+    states, _ = store.load()
+    assert same(store.at_rest(states, ()), states)
+    assert all(state.theta.flags.owndata for state in store.at_rest(states, ()).held.values())
+    monkeypatch.setattr(module, "RESTING_FROM_BYTES", 1)
+    resting = store.at_rest(states, {StateId(1, 0)})
+    assert [state.theta.flags.owndata for state in resting.held.values()] == [False, True]
+    assert store.at_rest(resting, {StateId(1, 0)}).held == resting.held
+    first = step(1, recipe(0, 1, (0, 0), mean=1.0))
+    state_path(directory, states, StateId(0, 0)).unlink()
+    assert same(resting.apply(first, {0: MEAN}, take(store, 1)), states.apply(first, {0: MEAN}, take(store, 1)))
 
 
 def test_new_run_removes_the_last_one(directory):

@@ -31,8 +31,9 @@ class Recorder:
         assert (topic, retain) == ("up", False)
         self.sent.append((parse(bytes(payload))[0].index, qos))
 
-    def remind(self, *reminder):
-        self.reminders.append(reminder)
+    def remind(self, run_id, round_, upload, *others):
+        sealed = SealedMessage(bytes(upload.payload), upload.transfer_id, upload.signed)
+        self.reminders.append((run_id, round_, sealed, *others))
 
 
 class Files:
@@ -42,6 +43,7 @@ class Files:
 
     def save(self, _mark, _transfer, sealed, _residual=None, _private=b""):
         self.sealed = sealed
+        return sealed
 
     def load(self):
         return self

@@ -408,14 +408,16 @@ def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
     assert derived == []
 
 
-def test_masks_not_needed_are_not_derived(tmp_path):
-    """No mask is derived ahead for the final round or for a device that may sit out."""
+def test_masks_not_needed_are_not_derived(tmp_path, monkeypatch):
+    """No mask is derived ahead for the final round, for a device that may sit out, or of many coordinates."""
     scene = Scene(tmp_path / "all", "dev-1", rounds=3)
     device = scene.device("dev-1")
     assert device.next_mask(scene.announcement(2)) is not None
     assert device.next_mask(scene.announcement(3)) is None
     part = Scene(tmp_path / "part", "dev-1", participation=0.5)
     assert part.device("dev-1").next_mask(part.announcement(1)) is None
+    monkeypatch.setattr(held_models, "MOST_AHEAD", scene.plan.length - 1)
+    assert device.next_mask(scene.announcement(2)) is None
 
 
 # -- key versions --

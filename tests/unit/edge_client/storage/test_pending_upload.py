@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
+from edge_client.storage import pending_upload
 from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles
 from edge_client.storage.residual import Residual
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.chunking import transfer_id
+from shoal.transport.stored import StoredBytes
 from shoal.util.files import private_directory, write_private
 from tests.helpers.power_cuts import PowerCut
 
@@ -66,6 +68,16 @@ def test_the_newest_pending_upload_is_loaded(directory, files):
         expected = PendingUpload(later(rounds), transfer_id(sealed), sealed)
         assert files.load() == expected
         assert PendingUploadFiles(directory).load() == expected
+
+
+def test_long_upload_is_read_from_its_slot(directory, files, monkeypatch):
+    """It stays there while the next upload is saved, to the other slot."""
+    monkeypatch.setattr(pending_upload, "STORED_FROM_BYTES", 100)
+    files.load()
+    kept = files.save(MARK, transfer_id(bytes(100)), bytes(range(100)))
+    files.save(later(), transfer_id(b"next"), b"next")
+    assert (type(kept), len(kept), bytes(kept), bytes(kept[7:9])) == (StoredBytes, 100, bytes(range(100)), b"\x07\x08")
+    assert files.save(later(2), transfer_id(b"short"), b"short") == b"short"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
