@@ -37,7 +37,7 @@ def test_the_tutorial_works_as_written(tmp_path):
     printed = [line for block in blocks(TUTORIAL, "text") for line in block.lines]
     assert [line for line in printed if not pattern(line).search(done.out)] == [], done.out
     reef = tmp_path / "home" / "reef"
-    assert len((reef / "answers.txt").read_text().splitlines()) == 599
+    assert len((reef / "answers.txt").read_text().splitlines()) == 297
     assert "Traceback" not in "".join(path.read_text() for path in reef.glob("*.log"))
 
 
