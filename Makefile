@@ -110,7 +110,7 @@ BYZFL := byzfl==0.0.11
 CYCLONEDX := cyclonedx-bom==7.5.0
 # On a terminal pip's newest line stands still, so that minutes of downloads are no silence.
 PIP = $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),--progress-bar off,--quiet)
-SHOW = $(if $(MAKE_TERMOUT),| while IFS= read -r line; do printf '\r%-78.78s' "$$line"; done; echo)
+SHOW = $(if $(MAKE_TERMOUT),| { while IFS= read -r line; do printf '\r%-78.78s' "$$line"; done; echo; })
 $(READY): SHELL := bash
 $(READY): .SHELLFLAGS := -o pipefail -c
 $(READY): pyproject.toml lab/pyproject.toml

@@ -87,24 +87,26 @@ def test_onnx_runtime_has_a_lower_bound_only() -> None:
     assert bounds == ["onnxruntime>=1.27"] * 2
 
 
-def test_make_repairs_a_venv_without_pip(tmp_path: Path) -> None:
-    """Debian's python3 without python3-venv leaves such a one behind, and make would take it for ready."""
+@pytest.mark.parametrize(("pip_status", "terminal"), [(0, ""), (0, "1"), (1, ""), (1, "1")])
+def test_make_repairs_a_venv_without_pip(tmp_path: Path, pip_status: int, terminal: str) -> None:
+    """Debian's python3 without python3-venv leaves such a one behind. It is not ready, nor is one where pip fails."""
     (tmp_path / "lab").mkdir()
     for name in ("Makefile", "pyproject.toml", "lab/pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     fill = tmp_path / "python3"
     fill.write_text(
-        "#!/bin/sh\nfor p in python pip; do printf '#!/bin/sh\\n' > .venv/bin/$p; chmod +x .venv/bin/$p; done\n"
+        '#!/bin/sh\nfor p in python pip; do printf \'#!/bin/sh\\ncase "$*" in *torch*) exit '
+        f"{pip_status};; esac\\n' > .venv/bin/$p; chmod +x .venv/bin/$p; done\n"
     )
     broken = tmp_path / ".venv/bin/python"
     broken.parent.mkdir(parents=True)
     broken.write_text("#!/bin/sh\nexit 1\n")
     for file in (fill, broken):
         file.chmod(0o755)
-    command = ["make", ".venv/.ready", f"PYTHON={fill}"]
+    command = ["make", ".venv/.ready", f"PYTHON={fill}", f"MAKE_TERMOUT={terminal}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / ".venv/.ready").exists()
+    assert bool(done.returncode) == bool(pip_status), done.stderr
+    assert (tmp_path / ".venv/.ready").exists() == (not pip_status)
 
 
 @pytest.mark.parametrize("extra", ["edge", "edge-lite", "aggregator", "fleet"])
