@@ -369,7 +369,7 @@ class Daemon:
             "d": plan.length,
         }
         LOG.info("run", extra={"kv": {"run": plan.run, **facts}})
-        work = 2.0 * len(self._membership.roster.active()) ** 2 * plan.length
+        work = 2.0 * self._membership.roster.only(plan.recipe.only).active_count ** 2 * plan.length
         service = self._begin(run, package, select(self._config.device, work_flops=work))
         del package  # with the origins it may be as large as a model
         # Only now do the run's long-lived objects exist, which garbage collection then skips.

@@ -183,11 +183,11 @@ class DevicePresence:
             presence = decode(plain, Presence)
             if (presence.fleet, presence.device) != (self._membership.fleet, device):
                 raise UntrustedError(f"a presence of {presence.device[:64]!r} of {presence.fleet[:64]!r}")
-        newest = self._births.get(device, 0)
+        newest = self._births.get(member.sign_key, 0)
         # The program of the newest birth is to end: it runs in a copy of the device's directory.
         if presence.birth < newest and presence.rival != newest:
             return None
-        self._births[device] = presence.birth
+        self._births[member.sign_key] = presence.birth
         if presence.head is not None:
             self.heads[device] = presence.head
         if self._watch is not None:

@@ -204,6 +204,7 @@ class RunService:
         self._said = ""
         self.finished = False
         self._roster_sent = membership.roster_bytes
+        self._members = membership.roster.only(run.recipe.only)
 
     @property
     def plan(self) -> RunPlan:
@@ -225,7 +226,7 @@ class RunService:
         self._opened_at_s = now_s
         self._lines.opened(now_s)
         member = self._membership
-        devices = member.roster.active()
+        devices = self._members.active()
         snapshot = self._store.restore()
         # Before anything is published, since it is sealed under the keys in force.
         if snapshot is not None:
@@ -239,7 +240,7 @@ class RunService:
         self._publisher.run(self._package)
         self._package = b""
         if snapshot is None:
-            self._state, actions = self._engine.begin(devices, member.grant.keys_since, member.roster)
+            self._state, actions = self._engine.begin(devices, member.grant.keys_since, self._members)
             self._carry_out(actions)
             self._obey(self._order)
             self._hold_keys()
@@ -248,7 +249,7 @@ class RunService:
             before, held = load(self._engine.strategy.state_type, snapshot.document, snapshot.vectors)
         again = self._store.uploads(snapshot.round)
         self._state, actions = self._engine.resume(
-            devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, member.roster
+            devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, self._members
         )
         LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
@@ -347,7 +348,7 @@ class RunService:
             return
         transfer = self._inbound.presence(device, payload, now_s)
         event = None if transfer is None else self._presences.take(device, transfer, retained=retained)
-        if event is not None:
+        if event is not None and self._members.device(device) is not None:
             self.feed(event)
 
     def flush(self, now_s: float) -> None:
@@ -430,19 +431,31 @@ class RunService:
         self.uploads.on_report(report)
 
     def _follow_roster(self) -> None:
-        """Publish the newest roster, and drop the devices that it revokes."""
+        """Publish the newest roster, and drop the devices that it revokes, replaces, or takes out of this run."""
         if self._membership.roster_bytes == self._roster_sent:
             return
+        roster, before = self._membership.roster, self._members
         self._roster_sent = self._membership.roster_bytes
-        self._publisher.roster(self._roster_sent, self._membership.roster)
-        LOG.info("new roster", extra={"kv": {"sequence": self._membership.roster.sequence}})
-        self.feed(Rostered(self._membership.roster))
+        self._members = roster.only(self._run.recipe.only)
+        self._publisher.roster(self._roster_sent, roster)
+        LOG.info("new roster", extra={"kv": {"sequence": roster.sequence}})
+        self.feed(Rostered(self._members))
         self._drop_revoked()
+        for device in before.active():
+            member = self._members.device(device)
+            if member is not None and member != before.device(device):
+                self._drop(device)  # replaced: the one that has its name now is a newcomer
+        if self._run.recipe.only:
+            # Devices that have the run's label only now are connected already.
+            self._transport.subscribe(self._topics.filter(TopicKind.STATE))
 
     def _drop_revoked(self) -> None:
-        for device in self._membership.roster.revoked:
-            self._inbound.drop(device)
-            self.feed(Left(device))
+        for device in self._members.revoked:
+            self._drop(device)
+
+    def _drop(self, device: str) -> None:
+        self._inbound.drop(device)
+        self.feed(Left(device))
 
     def feed(self, event: EngineEvent) -> None:
         """Let the engine handle an event once it has seen the uploads that arrived before it, and no round is being closed."""
@@ -460,7 +473,11 @@ class RunService:
         uploaders = [update.device for update in updates]
         for device in uploaders:
             self.watch.devices.uploaded(device, leaving=device in left)
-        here = [CameOnline(d) for d in uploaders if d not in left and d not in self._state.online]
+        here = [
+            CameOnline(d)
+            for d in uploaders
+            if d not in left and d not in self._state.online and self._members.device(d) is not None
+        ]
         self._handle(*here, *updates)
 
     def on_refused(self, device: str, error: ShoalError) -> None:
@@ -577,7 +594,7 @@ class RunService:
         If the process stops in between, the round closes again after the restart, since it is not recorded yet.
         """
         self._messages.order(last.plan, last.nonce, last.held, finished=True)
-        self._publisher.open_round(self._run, self._membership.roster, last)
+        self._publisher.open_round(self._run, self._members, last)
         encoded = dump(last.before, last.held)
         self._store.snapshot(last.plan.round, last.available, encoded, self._state.resume_metadata, closed)
 
@@ -602,7 +619,7 @@ class RunService:
             self._use_version(version)
         # Before the announcement: no device's part may come before the order that allows it.
         self._messages.order(opened.plan, opened.nonce, opened.held)
-        self._publisher.open_round(self._run, self._membership.roster, opened)
+        self._publisher.open_round(self._run, self._members, opened)
         self._announced_s, self._announce_pause_s = self._now_s, ANNOUNCE_AGAIN_S
         if follows:
             keep()

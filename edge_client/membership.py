@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from crypto.seal.envelope import GroupKey
     from shoal.protocol.messages import Sealed
 
-REVOKED_HINT: Final = "this name and its keys are never taken again: init or enrol a new directory under another name"
+REVOKED_HINT: Final = (
+    "these keys are never taken again: init or enrol a new directory, under another name or, with "
+    "shoal-fleet replace, the same"
+)
 
 
 ROSTERS: Final = (channels.ROSTER.purpose, channels.ROSTER_CHANGE.purpose)

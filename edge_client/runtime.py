@@ -34,7 +34,7 @@ from edge_client.protocol.declining import Declines, decline_reason
 from edge_client.protocol.presence import HEAD_EVERY, Attendance, ControlMessages, Uplink, presence, receiving_notice
 from edge_client.protocol.session import DeviceSession
 from edge_client.reporting import Results
-from edge_client.run.beginning import RunFollower
+from edge_client.run.beginning import NotMeantError, RunFollower
 from edge_client.run.finishing import Finisher
 from edge_client.run.jobs import JobFactory
 from edge_client.storage.state import DeviceState
@@ -619,6 +619,10 @@ class DeviceRuntime:
             run = opened()
             if run is not None:
                 self._take_run(run)
+        except NotMeantError as error:
+            LOG.info("not for this device", extra={"kv": {"reason": error}})
+            self._tell(io.RunForOthers(self._following.newest))
+            return False
         except ShoalError as error:
             self._suspect(error)
             late = self._following.late

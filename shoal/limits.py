@@ -74,6 +74,9 @@ MAX_DEVICES: Final = 65_534
 MAX_NAME_CHARS: Final = 64
 """Longest fleet or device name."""
 
+MAX_LABELS_CHARS: Final = 128
+"""Longest text of one device's labels in a roster, its shown name among them; ASCII, so that characters are bytes."""
+
 RECEIVING_KEYS: Final = 32
 """Receiving keys that a device publishes at a time: the owner can draw new secrets that often before it has to hear of more."""
 
@@ -83,8 +86,8 @@ MAX_ENROLMENT_BYTES: Final = 16 * 1024
 MAX_REQUESTS: Final = 1024
 """Most refused enrolment requests that the owner's program lists."""
 
-MAX_GRANT_BYTES: Final = 13 << 20
-"""Largest sealed grant or roster: a roster of MAX_DEVICES with the longest names, all of them revoked, takes 12.9 MB."""
+MAX_GRANT_BYTES: Final = 21 << 20
+"""Largest sealed grant or roster: a roster of MAX_DEVICES with the longest names and labels, all revoked, takes 21.4 MB."""
 
 MAX_REQUEST_BYTES: Final = 256 << 20
 """Largest sealed request of the owner, with a run package: origins of 60 million coordinates. A larger package is carried by

@@ -1,11 +1,12 @@
 """A snapshot as Prometheus metrics, by prometheus-client.
 
 Names begin with ``shoal_``. No label names a device: a fleet of thousands would make as many time series. Clusters are labels,
-at most MOST_CLUSTERS of them.
+at most MOST_CLUSTERS of them, and the owner's labels of devices, at most MOST_LABELS.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from aggregator.rounds.state import RunPhase
-from aggregator.status.record import NOT_SERVED, REVOKED
+from aggregator.status.record import NOT_SERVED, REVOKED, by_label
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLUSTERS: Final = 32
 """Clusters with metrics of their own: the largest ones."""
+MOST_LABELS: Final = 64
+"""Labels of devices with metrics of their own: the first ones by name."""
 PHASES: Final = (*(phase.value for phase in RunPhase), NOT_SERVED)
 
 
@@ -85,6 +88,12 @@ def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _gauge("devices_impaired", "Devices that can't take part.", sum(bool(d.reason) for d in members))
     yield _gauge("devices_revoked", "Devices that the owner has revoked.", len(status.devices) - len(members))
+    labelled = GaugeMetricFamily("shoal_devices_with_label", "Devices with a label of the owner's.", labels=["label"])
+    online = GaugeMetricFamily("shoal_devices_with_label_online", "Those that are online.", labels=["label"])
+    for label, same in itertools.islice(by_label(members).items(), MOST_LABELS):
+        labelled.add_metric([label], len(same))
+        online.add_metric([label], sum(bool(d.online) for d in same))
+    yield from (labelled, online)
     tested = [d.accuracy for d in members if d.accuracy is not None]
     if tested:
         yield _gauge("device_accuracy_min", "Least newest accuracy of a device on its test share, 0 to 1.", min(tested))

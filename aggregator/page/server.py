@@ -368,6 +368,7 @@ class FleetPage:
             broker=live.connection.broker,
             active=roster.active(),
             revoked=tuple(roster.revoked),
+            labels=roster.labelled,
             expires={**live.connection.expires, "roster": roster.expires_at_s},
             now_s=at_s,
         )

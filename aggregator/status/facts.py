@@ -70,6 +70,7 @@ class DeviceStatus:
         version_state: built: OLDER, NEWER, SAME or OTHER of `aggregator.status.versions`, beside the aggregator's.
         version_advice: built: advice about another version; empty if it is the same or unknown.
         accuracy: built: on its own test share, 0 to 1, in the newest round that tested; None if it was not asked or has none.
+        labels: built: by key, as the owner signed them; `name` is the name that people see.
     """
 
     name: str
@@ -90,6 +91,7 @@ class DeviceStatus:
     version_advice: str = ""
     left_out: int = 0
     accuracy: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     declined: str = _internal("")
     doubted: bool = _internal(False)
     refused: str = _internal("")

@@ -23,8 +23,10 @@ Example: a device that was killed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,6 +45,7 @@ from aggregator.status.facts import (
 )
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
+from shoal.protocol.labels import SHOWN, read_labels
 from shoal.protocol.messages import DeclineReason
 from shoal.util.console import counted, second, span
 
@@ -138,6 +141,7 @@ class Facts:
         broker: the address in the grant, in case that no daemon has written another.
         active: the devices of the roster.
         revoked: the devices that the owner has revoked.
+        labels: device -> the text of its labels.
         run: the run to report; None if absent.
         disk_free_bytes: of the aggregator's directory; None if it can't be read.
         expires: certificate, or ``roster`` -> time at which it expires.
@@ -150,6 +154,7 @@ class Facts:
     broker: str
     active: tuple[str, ...]
     revoked: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
     run: StoredRun | None = None
     disk_free_bytes: int | None = None
     expires: Mapping[str, int] = field(default_factory=dict)
@@ -224,6 +229,12 @@ def _time(at_s: int | None) -> str | None:
 def build(facts: Facts) -> FleetStatus:
     """Return the state of a fleet."""
     return _Builder(facts).status()
+
+
+def by_label(devices: Iterable[DeviceStatus]) -> dict[str, list[DeviceStatus]]:
+    """Return the devices that have each label, KEY=VALUE in alphabetical order; shown names are left out."""
+    found = sorted((f"{k}={v}", d.name, d) for d in devices for k, v in d.labels.items() if k != SHOWN)
+    return {label: [d for _, _, d in same] for label, same in itertools.groupby(found, key=operator.itemgetter(0))}
 
 
 class _Builder:
@@ -353,6 +364,7 @@ class _Builder:
             version_state=state,
             version_advice=versions.advice(state, self.version),
             accuracy=correct / tested if tested else None,
+            labels=read_labels(self.facts.labels.get(name, "")),
         )
 
     def online(self, heard: DeviceStatus) -> bool | None:

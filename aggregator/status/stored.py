@@ -249,6 +249,7 @@ def fleet_status(member: AggregatorMembership, runs: Sequence[StoredRun], now_s:
         broker=in_words(member.broker),
         active=member.roster.active(),
         revoked=tuple(member.roster.revoked),
+        labels=member.roster.labelled,
         run=_chosen(runs, served),
         disk_free_bytes=free_bytes_of(member.directory),
         now_s=int(time.time()) if now_s is None else now_s,

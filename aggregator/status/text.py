@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.rounds.state import WORDS, Order, RunPhase
-from aggregator.status.record import REVOKED
+from aggregator.status.record import REVOKED, by_label
 from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.limits import CHUNK_BYTES
+from shoal.protocol.labels import SHOWN
 from shoal.util.console import counted, second, span
 
 if TYPE_CHECKING:
@@ -35,13 +36,24 @@ def problem_lines(status: FleetStatus) -> list[str]:
     return [line for p in status.problems for line in (f"problem: {p.reason}", f"  hint: {p.advice}")]
 
 
+def shown(device: DeviceStatus) -> str:
+    """Return the name that people see, and in brackets the device's own if that is another."""
+    return f"{device.labels[SHOWN]} ({device.name})" if SHOWN in device.labels else device.name
+
+
 def device_lines(status: FleetStatus) -> list[str]:
     """Return how many devices are online, how far their accuracies are apart, and those that can't take part, if known."""
     devices = [d for d in status.devices if d.reason != REVOKED]
     known = [d for d in devices if d.online is not None]
     paused = f"; {status.run.order}" if status.run is not None and status.run.order == WORDS[Order.PAUSE] else ""
     lines = [f"devices: {sum(bool(d.online) for d in known)} of {len(devices)} online{paused}"] if known else []
-    tested = sorted((d.accuracy, d.name) for d in devices if d.accuracy is not None)
+    labels = list(by_label(known).items())
+    lines += [
+        f"  {label}: {sum(bool(d.online) for d in same)} of {len(same)} online" for label, same in labels[:NAMES_SHOWN]
+    ]
+    if len(labels) > NAMES_SHOWN:
+        lines.append(f"  and {len(labels) - NAMES_SHOWN} more labels: --json lists all")
+    tested = sorted((d.accuracy, shown(d)) for d in devices if d.accuracy is not None)
     if len(tested) > 1:
         (least, name), (most, _) = tested[0], tested[-1]
         apart = 100 * statistics.stdev(accuracy for accuracy, _ in tested)
@@ -50,18 +62,18 @@ def device_lines(status: FleetStatus) -> list[str]:
         )
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
-        lines += [f"  {device.name}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
+        lines += [f"  {shown(device)}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
     if len(impaired) > NAMES_SHOWN:
         lines.append(f"  and {len(impaired) - NAMES_SHOWN} more: --json lists all")
-    revoked = [d.name for d in status.devices if d.reason == REVOKED]
+    revoked = [shown(d) for d in status.devices if d.reason == REVOKED]
     partial = [d for d in devices if d.left_out]
-    lines += [f"  {d.name} leaves out {counted(d.left_out, 'damaged sample')}" for d in partial[:NAMES_SHOWN]]
+    lines += [f"  {shown(d)} leaves out {counted(d.left_out, 'damaged sample')}" for d in partial[:NAMES_SHOWN]]
     lines += ["    hint: `shoal-edge status DIR` there names the first"] if partial else []
     if len(partial) > NAMES_SHOWN:
         lines.append(f"  and {len(partial) - NAMES_SHOWN} more leave out some: --json lists all")
     reporting = [d for d in devices if d.vitals is not None]
     lines += [
-        f"  {d.name} reports {vitals_words(d.vitals, d.vitals_at_s)}" for d in reporting[:NAMES_SHOWN] if d.vitals
+        f"  {shown(d)} reports {vitals_words(d.vitals, d.vitals_at_s)}" for d in reporting[:NAMES_SHOWN] if d.vitals
     ]
     if len(reporting) > NAMES_SHOWN:
         lines.append(f"  and {len(reporting) - NAMES_SHOWN} more report their condition: --json lists all")

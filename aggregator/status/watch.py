@@ -171,7 +171,7 @@ class FleetWatch:
     Attributes:
         clock: as given.
         connection, devices: the recorders.
-        births: device -> its newest incarnation (`Presence.birth`).
+        births: signature key of a device -> its newest incarnation (`Presence.birth`).
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class FleetWatch:
         self.clock = clock
         self.connection = ConnectionWatch(broker, clock)
         self.devices = DeviceWatch(clock, known)
-        self.births: dict[str, int] = {}
+        self.births: dict[bytes, int] = {}
 
     def came(self, presence: Presence, *, retained: bool) -> None:
         """Record a verified presence."""

@@ -273,7 +273,7 @@ def check_assignment(membership: AggregatorMembership, plan: RunPlan) -> None:
     if plan.workers and read_plan(directory_of(membership, plan.run)) is None:
         from aggregator.strategies.registry import check_compared
 
-        check_compared(plan, len(membership.roster.active()))
+        check_compared(plan, membership.roster.only(plan.recipe.only).active_count)
     numbers = (p.parent.name.removeprefix("run-") for p in membership.directory.glob(f"run-*/{DATABASE}"))
     newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
     if plan.run < newest:

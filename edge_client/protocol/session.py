@@ -95,6 +95,7 @@ class DeviceSession:
         unchecked: an announcement after which `settled` has not looked for missing messages yet.
         stop_at_s: the disk has failed: time at which the program ends if no announcement comes before; None if it works.
         notice: the newest notice of the owner's orders; None before the first.
+        others: id of the newest run that is for devices with a label that this one lacks; empty without one.
     """
 
     name: str
@@ -115,6 +116,7 @@ class DeviceSession:
     unchecked: Announcement | None = field(default=None, repr=False)
     stop_at_s: float | None = None
     notice: Notice | None = field(default=None, repr=False)
+    others: bytes = b""
 
     # -------------------------------------------------------------------------------------------------------- queries
 
@@ -275,13 +277,8 @@ class DeviceSession:
                 session, reminded = self._in_round(rounds.Reconnected(), facts)
                 session, present = session._connected(facts)
                 return session, (*reminded, *present)
-            case io.RosterTaken(change, replaced):
-                roster, over = self.roster.taken(change, facts)
-                session = dataclasses.replace(self, roster=roster)
-                if replaced and not roster.revoked:
-                    session, ended = session._replaced(facts)
-                    return session, (*over, *ended)
-                return session, (*over, *((rounds.CancelWork(),) if roster.revoked else ()))
+            case io.RosterTaken():
+                return self._roster_taken(event, facts)
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
                 roster, again = self.roster.keys_changed()
@@ -294,6 +291,8 @@ class DeviceSession:
                 return self._announced_again(facts)
             case io.RunNeedsCheckpoint(plan):
                 return dataclasses.replace(self, late=plan)._announced_again(facts)
+            case io.RunForOthers(run_id):
+                return dataclasses.replace(self, waiting=None, unchecked=None, others=run_id), ()
             case io.RunRefused(_, DeclineReason.STATE, late) if late is not None and self.waiting is not None:
                 # The next checkpoint, perhaps by another device, has the same label.
                 session, dropped = dataclasses.replace(self, late=late)._followed(())
@@ -312,6 +311,16 @@ class DeviceSession:
             case io.DiskFailed():
                 return self._disk_failed(facts)
         return self._in_round(event, facts)
+
+    def _roster_taken(self, taken: io.RosterTaken, facts: Facts) -> Steps:
+        roster, over = self.roster.taken(taken.change, facts)
+        # With other labels a run of others may be ours.
+        session = dataclasses.replace(self, roster=roster, others=b"")
+        if taken.replaced and not roster.revoked:
+            session, ended = session._replaced(facts)
+            return session, (*over, *ended)
+        again = (io.Resubscribe(TopicKind.ROUND),) if self.others and not roster.revoked else ()
+        return session, (*over, *again, *((rounds.CancelWork(),) if roster.revoked else ()))
 
     def job_finished(self, result: rounds.WorkDone | io.RoundSkipped, facts: Facts) -> Steps:
         """Take the end of a job: its upload is stored, or the round is skipped."""
@@ -348,6 +357,8 @@ class DeviceSession:
         return () if self.plan is None else (io.TakeModel(model),)
 
     def _announced(self, announcement: Announcement, facts: Facts) -> Steps:
+        if announcement.run_id == self.others:
+            return self, ()
         session = dataclasses.replace(self, latest=announcement)
         if session.stop_at_s is not None:
             session, declined = session._decline(announcement, DeclineReason.DISK)

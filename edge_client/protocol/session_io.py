@@ -125,6 +125,13 @@ class RunNeedsCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RunForOthers:
+    """The owner's run with this id is for devices with a label that this one lacks."""
+
+    run_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RunRefused:
     """A run can't be followed.
 
@@ -321,6 +328,7 @@ Event = (
     | RunFollowed
     | RunStored
     | RunNeedsCheckpoint
+    | RunForOthers
     | RunRefused
     | CheckpointLocated
     | RoundSkipped

@@ -174,6 +174,13 @@ def _finish_keeping(plan: RunPlan, key_version: int, membership: DeviceMembershi
         membership.keep_version(version)
 
 
+class NotMeantError(UntrustedError):
+    """The owner has signed a run for other devices than this one."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(f"run {plan.run} is for devices with the label {plan.recipe.only}, which this one lacks")
+
+
 class LateStart:
     """Begins a run from a checkpoint, on a device that was admitted after its run package was sealed.
 
@@ -285,6 +292,7 @@ class RunFollower:
             NotEnrolledError: the keys of the plan's version have not arrived.
             UntrustedError: the plan is not signed by the owner, or the run is not newer than an earlier one.
             IntegrityError: task or origins do not fit the plan.
+            NotMeantError: the run is for devices with a label that this one lacks.
         """
         if sha256(package) == self._known:
             return None
@@ -298,6 +306,9 @@ class RunFollower:
             raise UntrustedError(f"run {plan.run} after run {max(least_run, plan.run)}")
         self.newest = plan.run_id
         check_followable(plan, self._membership)
+        member = self._membership
+        if member.roster.only(plan.recipe.only).device(member.name) is None:
+            raise NotMeantError(plan)
         self.late = None
         try:
             self._begun = open_run(package, self._membership)

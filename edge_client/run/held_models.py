@@ -511,8 +511,9 @@ class HeldModels:
 
         Signatures are not verified here: the aggregator has done that, and the owner does before such a run.
         """
-        roster = self._membership.roster
-        needed = signers_needed(self._run.plan.recipe.min_contributors, roster.active_count)
+        recipe = self._run.plan.recipe
+        roster = self._membership.roster.only(recipe.only)
+        needed = signers_needed(recipe.min_contributors, roster.active_count)
         kept, digests = set[bytes](), []
         for held in self._store.held:
             signed = {c.statement.device: c.signed for c in self._claims if held in c.statement.states}
@@ -654,7 +655,7 @@ def opened(
             keys=keys,
             roster=roster,
             length=length_of(plan, held, ref.state),
-            signers=signers_needed(plan.recipe.min_contributors, roster.active_count),
+            signers=signers_needed(plan.recipe.min_contributors, roster.only(plan.recipe.only).active_count),
             most_task_bytes=most_task_bytes,
         )
 

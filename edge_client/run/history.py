@@ -66,7 +66,7 @@ def check_history(
     if known.round == OWN_FORK or (not gone and not seen and (known.round >= round_ - 1 or known.round in heads)):
         raise ForkedHistoryError(f"{error} than this device has seen", hint=LEFT_HINT)
     agree, others = _compared(plan, roster, claims, {known.round: known.head, **heads}, count=not follows)
-    needed = signers_needed(plan.recipe.min_contributors, roster.active_count)
+    needed = signers_needed(plan.recipe.min_contributors, roster.only(plan.recipe.only).active_count)
     most = max(map(len, others.values()), default=0)
     if most >= max(FEWEST_SIGNERS, needed):
         raise SignedElsewhereError(f"{error} than {most} devices have signed", hint=LEFT_HINT)

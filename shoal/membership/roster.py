@@ -8,6 +8,8 @@ signed.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Final
 
 from crypto.seal.identity import SIGNATURE_BYTES, open_document
@@ -140,11 +142,8 @@ def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> Roste
     known = roster
     if before is not None and before.fleet == roster.fleet and before.sequence <= roster.sequence:
         known = before
-    places = [
-        place
-        for place, member in enumerate(roster.devices)
-        if place >= len(known.devices) or known.devices[place] != member
-    ]
+    old, new = _entries(known), _entries(roster)
+    places = [place for place, entry in enumerate(new) if place >= len(old) or old[place] != entry]
     stay = 0
     while stay < min(len(known.revoked), len(roster.revoked)) and known.revoked[stay] == roster.revoked[stay]:
         stay += 1
@@ -159,11 +158,25 @@ def roster_change(before: Roster | None, roster: Roster, signed: bytes) -> Roste
         devices=len(roster.devices),
         places=tuple(places),
         members=tuple(roster.devices[place] for place in places),
+        labels=tuple(new[place][1] for place in places),
         revoked_stay=stay,
         revoked=roster.revoked[stay:],
         keys_since=roster.keys_since,
         later=roster.later,
     )
+
+
+def _entries(roster: Roster) -> list[tuple[Member, str]]:
+    """Return a roster's devices, each with the text of its labels."""
+    return list(zip(roster.devices, itertools.chain(roster.labels, itertools.repeat("")), strict=False))
+
+
+def shortened(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the texts of devices' labels as a roster has them: without the empty ones at the end."""
+    texts = list(labels)
+    while texts and not texts[-1]:
+        texts.pop()
+    return tuple(texts)
 
 
 def apply_change(before: Roster, change: RosterChange) -> bytes:
@@ -178,15 +191,16 @@ def apply_change(before: Roster, change: RosterChange) -> bytes:
     """
     if (change.fleet, change.after) != (before.fleet, before.sequence):
         raise WireError(f"a change of roster {change.after} of {change.fleet!r} on {before.sequence}")
-    if len(change.places) != len(change.members) or change.revoked_stay > len(before.revoked):
+    sizes = {len(change.places), len(change.members), len(change.labels)}
+    if len(sizes) > 1 or change.revoked_stay > len(before.revoked):
         raise WireError("a change of a roster that does not fit together")
-    devices: list[Member | None] = [*before.devices[: change.devices]]
-    devices += [None] * (change.devices - len(devices))
-    for place, member in zip(change.places, change.members, strict=True):
+    entries: list[tuple[Member, str] | None] = [*_entries(before)[: change.devices]]
+    entries += [None] * (change.devices - len(entries))
+    for place, member, text in zip(change.places, change.members, change.labels, strict=True):
         if place >= change.devices:
             raise WireError(f"a change of place {place} in a roster of {change.devices}")
-        devices[place] = member
-    whole = tuple(member for member in devices if member is not None)
+        entries[place] = member, text
+    whole = [entry for entry in entries if entry is not None]
     if len(whole) != change.devices:
         raise WireError("a change of a roster that leaves places empty")
     roster = Roster(
@@ -195,9 +209,10 @@ def apply_change(before: Roster, change: RosterChange) -> bytes:
         issued_at_s=change.issued_at_s,
         expires_at_s=change.expires_at_s,
         aggregator=change.aggregator,
-        devices=whole,
+        devices=tuple(member for member, _ in whole),
         revoked=(*before.revoked[: change.revoked_stay], *change.revoked),
         keys_since=change.keys_since,
+        labels=shortened(text for _, text in whole),
         later=change.later,
     )
     return change.signature + encode(roster)

@@ -109,7 +109,7 @@ class Channel:
 
 
 _HEAD: Final = f"{limits.SEALED_HEAD_BYTES:,}"
-_EACH_MEMBER: Final = sizes.MEMBER_BYTES + sizes.NAME_BYTES
+_EACH_MEMBER: Final = sizes.LISTED_BYTES
 
 ROSTER: Final = Channel(
     name="roster",

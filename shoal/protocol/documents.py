@@ -25,6 +25,7 @@ from shoal.protocol.codec import (
     LaterFields,
     message,
 )
+from shoal.protocol.labels import read_labels
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.types import Segment, check_name
 
@@ -60,9 +61,12 @@ class Member:
 class Roster:
     """The members of the fleet, signed by the owner. A device's index is its position in ``devices``, which only grows.
 
+    A replaced device has other keys at the same index and under the same name.
+
     Attributes:
         sequence: grows with every change; receivers refuse a lower one than they have accepted.
         issued_at_s, expires_at_s: unix seconds by the owner's clock.
+        labels: texts of `shoal.protocol.labels` by index; the last devices may have none, and the last text is not empty.
         keys_since: the key version in force: the sequence at which the owner last drew new secrets. Plans of this roster
             and later ones use them.
     """
@@ -75,6 +79,7 @@ class Roster:
     devices: tuple[Member, ...]
     revoked: tuple[str, ...]
     keys_since: U32 = 0
+    labels: tuple[str, ...] = ()
     later: LaterFields = ()
 
     def __post_init__(self) -> None:
@@ -87,6 +92,30 @@ class Roster:
         # Secrets of a later roster than this one can't exist when the owner signs it.
         if self.keys_since > self.sequence:
             raise WireError(f"a roster of sequence {self.sequence} with keys of {self.keys_since}")
+        if len(self.labels) > len(names) or (self.labels and not self.labels[-1]):
+            raise WireError(f"labels of {len(self.labels)} devices in a roster of {len(names)}")
+        for text in self.labels:
+            read_labels(text)
+
+    @cached_property
+    def labelled(self) -> dict[str, str]:
+        """The text of each device's labels, by name."""
+        return {d.name: text for d, text in zip(self.devices, self.labels, strict=False)}
+
+    def labels_of(self, name: str) -> str:
+        """Return the text of a device's labels; empty without any."""
+        return self.labelled.get(name, "")
+
+    def only(self, label: str) -> Roster:
+        """Return the roster as a run sees it that is for the devices with this label: the others count as revoked.
+
+        Args:
+            label: KEY=VALUE; empty for all devices.
+        """
+        if not label:
+            return self
+        others = (name for name in self._active if label not in self.labels_of(name).split(","))
+        return replace(self, revoked=(*self.revoked, *others))
 
     @cached_property
     def _active(self) -> dict[str, Member]:
@@ -117,7 +146,8 @@ class RosterChange:
         signature: of the newest Roster.
         fleet, sequence, issued_at_s, expires_at_s, aggregator, keys_since, later: as in Roster.
         devices: number of devices in the newest.
-        places, members: new and changed entries of its ``devices``: ``members[i]`` at index ``places[i]``.
+        places, members, labels: new and changed entries of its ``devices``: ``members[i]`` with ``labels[i]`` at index
+            ``places[i]``.
         revoked_stay: number of names taken from the start of the old ``revoked``.
         revoked: the names that follow them.
     """
@@ -132,6 +162,7 @@ class RosterChange:
     devices: U32
     places: ArrayU32
     members: tuple[Member, ...]
+    labels: tuple[str, ...]
     revoked_stay: U32
     revoked: tuple[str, ...]
     keys_since: U32

@@ -22,6 +22,8 @@ MARGIN_BYTES: Final = 8
 NAME_BYTES: Final = 2 + limits.MAX_NAME_CHARS
 """An encoded name of the largest length; names are ASCII."""
 MEMBER_BYTES: Final = NAME_BYTES + 32 + 32
+LISTED_BYTES: Final = MEMBER_BYTES + NAME_BYTES + 2 + limits.MAX_LABELS_CHARS
+"""A device in a roster: member and labels, and its name once more if it is revoked."""
 ANNOUNCED_MODEL_BYTES: Final = 64
 """Room for the Offer and the CheckpointRef of one model in an announcement; they take 56 bytes, labels being 16 hex digits."""
 STATEMENT_BYTES: Final = 512
@@ -62,7 +64,7 @@ def checkpoint_bytes(plan: RunPlan, task_bytes: int) -> int:
 
 def roster_bytes(devices: int) -> int:
     """Return the largest sealed roster of so many devices, all of which may be revoked."""
-    return min(limits.MAX_GRANT_BYTES, limits.SEALED_HEAD_BYTES + devices * (MEMBER_BYTES + NAME_BYTES))
+    return min(limits.MAX_GRANT_BYTES, limits.SEALED_HEAD_BYTES + devices * LISTED_BYTES)
 
 
 def announcement_bytes(devices: int, models: int) -> int:

@@ -173,10 +173,14 @@ class Stage(Closing):
         card = enrolment.init(self.device_dir(name), name)
         grant = self.fleet.add_device(card.read_bytes())
         enrolment.join(self.device_dir(name), grant.read_bytes(), self.fleet.fingerprint)
+        self.carry_roster()
+        self.devices = (*self.devices, name)
+
+    def carry_roster(self) -> None:
+        """Carry the newest roster to the aggregator and its workers."""
         for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
             # A running aggregator may read the roster at any time.
             write_atomic(folder / ROSTER_FILE, self.fleet.roster_bytes, durable=False, sync_name=False)
-        self.devices = (*self.devices, name)
 
     def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe) -> RunPlan:
         """Sign a run and carry it to the aggregator."""

@@ -131,7 +131,7 @@ class PagePlace:
             self.closed += 1
             self.store.record(self.closed, record(self.closed, self.devices, **changes))
 
-    def publish(self, *, at_s=None, plan="", **options):
+    def publish(self, *, at_s=None, plan="", labels=None, **options):
         """Publish facts with the next round open."""
         live = facts(self.devices, self.closed + 1, **options)
         live = dataclasses.replace(live, alive_at_s=int(time.time()) if at_s is None else at_s)
@@ -142,6 +142,7 @@ class PagePlace:
                 live=live,
                 broker=BROKER,
                 active=self.devices,
+                labels=labels or {},
                 now_s=0,
                 expires={"broker": int(time.time()) + 864_000},
             ),

@@ -1,4 +1,4 @@
-"""Membership through the broker: `shoal-fleet invite`, `devices`, `approve`, `revoke`, `rotate`, `publish`, `broker-config`."""
+"""Membership through the broker: `shoal-fleet invite`, `devices`, `approve`, `revoke`, `replace`, `rename` and the like."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.errors import NotReadyError, ShoalError, UsageError
+from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError, UsageError
 from shoal.owner.cli.pairs import Directory, broker_users
 from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
+from shoal.protocol.labels import SHOWN, read_labels, write_labels
 from shoal.util.console import counted, note, say, say_json, say_result, second
 from shoal.util.options import AsJson
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.directory import FleetDirectory
+    from shoal.protocol.documents import Roster
 
+DeviceName = Annotated[str, typer.Argument(help="The device's name, or the one that it is shown under.")]
 MOST_INVITED = 10_000
 """Most lines of one call."""
 MOST_LISTED = 10
@@ -165,10 +168,10 @@ def reject(
 
 def revoke(
     directory: Directory,
-    device: Annotated[str, typer.Argument(help="The device's name.")],
+    device: DeviceName,
     json: AsJson = False,
 ) -> None:
-    """Remove a device from the fleet for good: its name and keys are never accepted again.
+    """Remove a device from the fleet for good: its keys are never accepted again, its name only by `replace`.
 
     Signs a roster without it and draws new secrets, sealed to each remaining party. Once the aggregator has them it ignores
     the device, and opens the next round under the new keys: the device can read nothing that is broadcast from then on, but
@@ -176,6 +179,7 @@ def revoke(
     again only if a later run has already started.
     """
     fleet, offline = open_fleet(directory), settings_of(directory).offline
+    device = fleet.named(device)
     fleet.revoke(device)
     revoked = {"device": device, "roster": fleet.roster.sequence, "published": not offline}
     if not json:
@@ -201,6 +205,87 @@ def _note_too_few(fleet: FleetDirectory) -> None:
             f"warning: {counted(left, 'device')} left, and run {plans[-1].run} takes means of "
             f"{plans[-1].recipe.min_contributors}: if it is under way, it waits until another device is admitted"
         )
+
+
+def replace(
+    directory: Directory,
+    device: DeviceName,
+    fingerprint: Annotated[
+        str, typer.Argument(help="The fingerprint that the device prints, to compare it.", show_default="not compared")
+    ] = "",
+    json: AsJson = False,
+) -> None:
+    """Put a device that was installed again in its old place: the same name and labels with new keys, the old ones burned.
+
+    Waits for its request under the old name, and signs one roster: the old keys are never accepted again, all parties get new
+    secrets, and the device takes part from the next round on, like a newcomer. It may have been revoked before.
+    """
+    from crypto.seal.identity import fingerprint as fingerprint_of
+
+    fleet, wanted = open_fleet(directory), fingerprint.strip().lower()
+    name = fleet.named(device)
+    with _connected(fleet) as connection:
+        waiting = connection.registrar.pending
+        connection.listen(settings_of(directory).wait, lambda: any(r.name == name for r in waiting.values()))
+        try:
+            member = connection.replace(name, wanted)
+        except BrokerUnreachableError as error:
+            _add_hint(
+                error, "the same command goes on when the broker is back, or shoal-fleet publish once it is signed"
+            )
+            raise
+    print_ = fingerprint_of(member)
+    say_result({"name": name, "fingerprint": print_, "roster": fleet.roster.sequence}, f"{name} {print_}", as_json=json)
+    broker_users(fleet, f"accepts {name} again, by another password", published=True)
+
+
+def rename(
+    directory: Directory,
+    device: DeviceName,
+    name: Annotated[str, typer.Argument(help="The name to show; the device's own name again to show that.")],
+    json: AsJson = False,
+) -> None:
+    """Show a device under another name in status, page and lists; commands take either.
+
+    The name in topics, logs and broker users stays: the device and its keys do not change.
+    """
+    fleet = open_fleet(directory)
+    device = fleet.named(device)
+    _label(fleet, [device], {SHOWN: "" if name == device else name}, json=json)
+
+
+def label(
+    directory: Directory,
+    devices_: Annotated[list[str], typer.Argument(metavar="DEVICE...", help="The devices' names.")],
+    labels: Annotated[
+        list[str], typer.Option("--label", help="Label KEY=VALUE, such as site=berlin; KEY= removes it; repeatable.")
+    ],
+    json: AsJson = False,
+) -> None:
+    """Give devices labels, which status, page and metrics show and by which `run start --only` chooses."""
+    changes = {key: value for key, _, value in (text.partition("=") for text in labels)}
+    if SHOWN in changes or not all("=" in text for text in labels):
+        raise UsageError(
+            "a label is KEY=VALUE, and no key is `name`",
+            hint="KEY= removes one; shoal-fleet rename sets the shown name",
+        )
+    fleet = open_fleet(directory)
+    _label(fleet, [fleet.named(each) for each in devices_], changes, json=json)
+
+
+def _label(fleet: FleetDirectory, names: list[str], changes: dict[str, str], *, json: bool) -> None:
+    fleet.label(names, changes)
+    found = {name: fleet.roster.labels_of(name) for name in names}
+    offline = settings_of(fleet.path).offline
+    say_result(
+        {"roster": fleet.roster.sequence, "labels": found, "published": not offline},
+        *(f"{name} {text}".rstrip() for name, text in found.items()),
+        as_json=json,
+    )
+    if offline:
+        note(f"next: shoal-fleet publish {fleet.path}")
+    else:
+        _publish_signed(fleet)
 
 
 def replace_aggregator(
@@ -367,8 +452,6 @@ def _add_hint(error: ShoalError, hint: str) -> None:
 
 
 def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
-    from crypto.seal.identity import fingerprint
-
     now_s = int(time.time())
     roster = fleet.roster
     return {
@@ -384,10 +467,23 @@ def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
             for r in sorted(registrar.pending.values(), key=lambda r: r.name)
         ],
         "refused": [_refused(r) for r in sorted(registrar.refused.values(), key=lambda r: r.token)],
-        "devices": [
-            {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
-        ],
+        "devices": listed_devices(roster),
     }
+
+
+def listed_devices(roster: Roster) -> list[dict[str, Any]]:
+    """Return the devices of a roster, revoked ones as well, for a program to read."""
+    from crypto.seal.identity import fingerprint
+
+    return [
+        {
+            "name": d.name,
+            "fingerprint": fingerprint(d),
+            "revoked": d.name in roster.revoked,
+            "labels": read_labels(roster.labels_of(d.name)),
+        }
+        for d in roster.devices
+    ]
 
 
 def _refused(request: Refused) -> dict[str, str]:
@@ -406,13 +502,14 @@ def _lines(data: dict[str, Any]) -> list[str]:
     lines = [_pending(r) for r in data["pending"]]
     lines += [f"refused {r['name']} token {r['token']}: {r['reason']}" for r in data["refused"]]
     return lines + [
-        f"{'revoked' if d['revoked'] else 'enrolled'} {d['name']} {d['fingerprint']}" for d in data["devices"]
+        f"{'revoked' if d['revoked'] else 'enrolled'} {d['name']} {d['fingerprint']} {write_labels(d['labels'])}".rstrip()
+        for d in data["devices"]
     ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the owner's program."""
-    for command in (invite, devices, approve, reject, revoke, rotate, publish):
+    for command in (invite, devices, approve, reject, revoke, replace, rename, label, rotate, publish):
         app.command()(command)
     app.command("replace-aggregator")(replace_aggregator)
     app.command("broker-config")(broker_config)

@@ -84,9 +84,7 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "expires_at_s": roster.expires_at_s,
         "aggregator": fingerprint(roster.aggregator) if roster.aggregator else None,
         "passphrase": is_under_passphrase(directory),
-        "devices": [
-            {"name": d.name, "fingerprint": fingerprint(d), "revoked": d.name in roster.revoked} for d in roster.devices
-        ],
+        "devices": admission_cli.listed_devices(roster),
         "runs": runs,
     }
     if json:
@@ -97,7 +95,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
     say(f"owner {data['owner']}")
     say(f"aggregator {data['aggregator'] or '-'}")
     for device in roster.devices:
-        say(f"{device.name} {fingerprint(device)}{' revoked' if device.name in roster.revoked else ''}")
+        gone = " revoked" if device.name in roster.revoked else ""
+        say(f"{device.name} {fingerprint(device)}{gone} {roster.labels_of(device.name)}".rstrip())
     for r in runs:
         say(summary_line(r))
 

@@ -182,7 +182,7 @@ def start(
     draft = draft_plan(fleet, bundle, recipe, earlier=earlier)
     if bundle.private:
         note(private_words(bundle.manifest))
-    devices = fleet.roster.active()
+    devices = fleet.roster.only(recipe.only).active()
     check_devices(draft, devices, settings)
     for doubt in (*doubts(draft, devices, settings), *roster_doubts(fleet.roster, now_s)):
         note(f"warning: {doubt}")

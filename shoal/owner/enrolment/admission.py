@@ -32,6 +32,10 @@ REJECTED: Final = "rejected"
 """Stands in a token's file, where the fingerprint of the device that used it would."""
 REJECTED_REASON: Final = "the owner has rejected a request with this enrolment line"
 LIST_HINT: Final = "`shoal-fleet devices DIR` lists pending requests, and refused ones with the reason"
+ASK_HINT: Final = (
+    "on the device: shoal-edge enrol DIR --name NAME, in a new directory, while the command waits; of several, give the "
+    "fingerprint. After a replace that was interrupted: shoal-fleet publish"
+)
 NEW_LINE_HINT: Final = "ask the owner for another enrolment line: shoal-fleet invite"
 
 
@@ -226,6 +230,8 @@ class Registrar:
                 return  # spares the checks, which take a second for 2,000 devices
             notice = open_notice(transfer.payload, member.sign_key)
         except ShoalError as error:
+            if self._fleet.users.times_replaced(device):
+                return  # the broker still has those of the one before
             raise UntrustedError(f"receiving keys at the topic of {device}: {error}") from error
         if (notice.fleet, notice.device) != (self._fleet.name, device):
             raise UntrustedError(f"{device} has signed receiving keys of another device or fleet")
@@ -341,6 +347,28 @@ class Registrar:
                 {each: requests[each].token if each in requests else self._tokens.used_by(each) for each in wanted}
             )
 
+    def give_way(self, name: str, fingerprint_: str, now_s: int) -> str:
+        """Record that the device ``name`` gives way to the one that asks under its name; return that one's fingerprint.
+
+        `approve` then puts it in the place of the other.
+
+        Args:
+            name: of a device of the fleet.
+            fingerprint_: of the request; empty if only one has the name.
+            now_s: unix seconds.
+
+        Raises:
+            UsageError: the fleet has no such device, or not one request has the name.
+            UntrustedError: the token of the request has expired, or a device with its keys was replaced before.
+        """
+        found = [r for r in self.pending.values() if r.name == name and fingerprint_ in ("", r.fingerprint)]
+        if len(found) != 1:
+            raise UsageError(f"{len(found)} requests of {name!r} wait on the broker, and one must", hint=ASK_HINT)
+        with self._fleet.changing():
+            self._check_life(found[0], now_s)
+            self._fleet.burn(open_card(found[0].card))
+        return found[0].fingerprint
+
     def refuse_unfit(self, now_s: int) -> None:
         """Refuse the pending requests that can't be approved, and tell their devices why: the other ones stay pending.
 
@@ -403,9 +431,12 @@ class Registrar:
         self.refused[token] = Refused(member.name, token, str(error), error.hint)
 
     def _check(self, request: Request, now_s: int) -> None:
+        self._check_life(request, now_s)
+        self._fleet.check_device(open_card(request.card))
+
+    def _check_life(self, request: Request, now_s: int) -> None:
         if now_s > self._tokens.find(request.token).token.expires_at_s:
             raise UntrustedError("the token has expired", hint=NEW_LINE_HINT)
-        self._fleet.check_device(open_card(request.card))
 
     def _admit(self, requests: list[Request], now_s: int) -> None:
         for request in requests:  # all of them before a token is used up
@@ -475,7 +506,7 @@ class Registrar:
                 raise UntrustedError("the device no longer belongs to the fleet")
             members.append(member)
         # Also when no keys were drawn just now: a crash may have come between a draw and its publication.
-        if self._count_on() or self._fleet.admission_draws:
+        if self._count_on() or self._fleet.roster.keys_since:
             self.publish_keys()
         self.take_receiving()
         for member, token in zip(members, tokens.values(), strict=True):

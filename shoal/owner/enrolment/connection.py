@@ -114,6 +114,18 @@ class OwnerConnection:
         update_users(self._fleet, admitted=[pending[each].name for each in wanted if each in pending])
         return self.registrar.approve_all(wanted, int(time.time()))
 
+    def replace(self, name: str, fingerprint: str) -> Member:
+        """Put the device that asks under the name of one of the fleet in its place, as `approve` enrols one.
+
+        Raises:
+            UsageError, UntrustedError: as `Registrar.give_way`.
+            BrokerUnreachableError: as `flush` and `update_users`.
+        """
+        wanted = self.registrar.give_way(name, fingerprint, int(time.time()))
+        # Two batches, before the grant: the broker disconnects the old user, and the new one has another password.
+        update_users(self._fleet, removed=[name])
+        return self.approve([wanted])[0]
+
     def publish(self, replaced: str = "") -> None:
         """Publish the newest roster and each member's newest keys; clear the keys of revoked devices.
 

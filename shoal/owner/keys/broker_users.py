@@ -22,8 +22,8 @@ DYNAMIC_FILE: Final = "broker.dynamic"
 """An empty file that marks a broker with the dynamic security plugin."""
 HOME_ASSISTANT_FILE: Final = "broker.home-assistant"
 """Has Home Assistant's discovery prefix, if the broker's files let the aggregator publish its sensors."""
-REPLACED_FILE: Final = "aggregators.replaced"
-"""Has a line with name and fingerprint of each aggregator that was replaced."""
+REPLACED_FILE: Final = "parties.replaced"
+"""Has a line with name and fingerprint of each aggregator and device that was replaced."""
 USERS_HINT: Final = (
     "take it from a backup, or remove it: broker-config then makes new passwords, which every party needs"
 )
@@ -95,10 +95,10 @@ class BrokerUsers:
     def password(self, user: str) -> str:
         """Return the password of ``user``: 24 characters of base64url, HKDF-SHA256 of the secret and the name.
 
-        An aggregator that has the name of a replaced one has another password than that one.
+        A party that has the name of a replaced one has another password than that one.
         """
         info = b"shoal/v1/broker-user/" + user.encode()
-        if before := sum(line.startswith(f"{user} ") for line in self._replaced):
+        if before := self.times_replaced(user):
             info += b"/%d" % before
         raw = HKDF(hashes.SHA256(), PASSWORD_BYTES, None, info).derive(self._secret)
         return base64.urlsafe_b64encode(raw).decode()
@@ -113,15 +113,19 @@ class BrokerUsers:
 
     @property
     def last_replaced(self) -> str:
-        """Name of the aggregator that was replaced last; empty without one."""
+        """Name of the party that was replaced last; empty without one."""
         return self._replaced[-1].partition(" ")[0] if self._replaced else ""
 
+    def times_replaced(self, name: str) -> int:
+        """Return how many parties of this name were replaced."""
+        return sum(line.startswith(f"{name} ") for line in self._replaced)
+
     def is_replaced(self, print_: str) -> bool:
-        """Return whether the aggregator with this fingerprint was replaced."""
+        """Return whether the party with this fingerprint was replaced."""
         return any(line.endswith(f" {print_}") for line in self._replaced)
 
     def replace(self, name: str, print_: str) -> None:
-        """Record that an aggregator was replaced; durable on return. Call it in `FleetDirectory.changing`."""
+        """Record that a party is replaced, whose keys are never taken again; durable on return. Call it in `changing`."""
         if not self.is_replaced(print_):
             self._replaced.append(f"{name} {print_}")
             write_private(self._gone, "".join(f"{line}\n" for line in self._replaced).encode())

@@ -13,9 +13,18 @@ from crypto.seal.envelope import GroupKey
 from crypto.seal.identity import Identity, fingerprint, sign_document
 from crypto.seal.passphrase import Lock
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, NotEnrolledError, ShoalError, UntrustedError, UsageError
+from shoal.errors import (
+    ConfigError,
+    IntegrityError,
+    NotEnrolledError,
+    ShoalError,
+    UntrustedError,
+    UsageError,
+    WireError,
+)
+from shoal.limits import MAX_LABELS_CHARS
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, WORKER_ROLE, open_card, seal_grant
-from shoal.membership.roster import open_roster
+from shoal.membership.roster import open_roster, shortened
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
 from shoal.owner.keys.settings import broker_ca
@@ -35,6 +44,7 @@ from shoal.owner.keys.vault import (
 )
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
+from shoal.protocol.labels import SHOWN, read_labels, write_labels
 from shoal.types import check_name
 from shoal.util.files import (
     check_directory,
@@ -59,7 +69,12 @@ file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 OTHER_NAME_HINT: Final = (
     "give the device another name, in a new directory: shoal-edge enrol DIR --name NAME, with the same enrolment line; or "
-    "shoal-edge init"
+    "shoal-edge init. The same device, installed again: enrol it again while shoal-fleet replace OWNER NAME waits"
+)
+LISTS_HINT: Final = "shoal-fleet show lists the devices"
+LABELS_HINT: Final = (
+    "write KEY=VALUE: a key of a-z, 0-9 and '_', a value of ASCII letters and digits with single ' ', '.', '_' or '-' between, "
+    f"in all at most {MAX_LABELS_CHARS} characters a device"
 )
 LOCKED_HINT: Final = "wait for the other shoal-fleet to end"
 RUNS_AFTER_RESTORE: Final = 1000
@@ -298,7 +313,7 @@ class FleetDirectory:
             ConfigError: a name is taken or not allowed for a device; no device is added then.
         """
         with self.changing():
-            taken = {device.name for device in self.roster.devices}
+            taken = {device.name for device in self.roster.devices if not self._is_replaced(device)}
             new = []
             for data in cards:
                 card = self._checked(data, DEVICE_ROLE, "")
@@ -318,15 +333,26 @@ class FleetDirectory:
         return self.secrets.next_run > 1
 
     def _admit(self, cards: list[Card]) -> None:
-        """Sign a roster with new devices, under new secrets if `admission_draws`; one draw serves for all of them."""
-        devices = (*self.roster.devices, *(card.member for card in cards))
+        """Sign a roster with new devices, under new secrets if `admission_draws`; one draw serves for all of them.
+
+        A device with the name of one that is replaced takes its index and labels, always under new secrets.
+        """
+        new = {card.member.name: card.member for card in cards}
+        gone = [device.name for device in self.roster.devices if device.name in new]
+        kept = tuple(new.pop(device.name, device) for device in self.roster.devices)
+        changes = {
+            "devices": (*kept, *new.values()),
+            "revoked": tuple(name for name in self.roster.revoked if name not in gone),
+        }
         # Before the roster: each listed device has receiving keys, also after a crash in between.
         book = self.receiving.admitting(_receiving_of(cards))
-        if not self.admission_draws:
+        for name in gone:
+            self._grant_path(name).unlink(missing_ok=True)
+        if not (self.admission_draws or gone):
             self._store_receiving(book)
-            self._sign(devices=devices)
+            self._sign(**changes)
             return
-        self._draw_secrets(book.advanced(self.roster.active()), devices=devices)
+        self._draw_secrets(book.advanced(name for name in self.roster.active() if name not in gone), **changes)
 
     def take_receiving(self, found: Mapping[str, ReceivingKeys]) -> None:
         """Store the receiving keys in ``found``, by device, that are newer than those known; durable on return.
@@ -341,7 +367,8 @@ class FleetDirectory:
         """Check that a device may have this name with these keys.
 
         Raises:
-            ConfigError: the name is reserved or was another device's, or there is no aggregator yet.
+            ConfigError: the name is reserved or another device's, or there is no aggregator yet.
+            UntrustedError: a device with these keys was replaced.
         """
         aggregator = self.roster.aggregator
         if aggregator is None:
@@ -350,12 +377,78 @@ class FleetDirectory:
                 hint="shoal-fleet add-aggregator first",
             )
         self.check_name(card.member.name)
-        listed = next((d for d in self.roster.devices if d.name == card.member.name), None)
-        if listed is not None and not self.listed(card.member):
+        self._check_unburned(card)
+        name = card.member.name
+        listed = next((d for d in self.roster.devices if d.name == name and not self._is_replaced(d)), None)
+        if self._shown().get(name, name) != name or (listed is not None and not self.listed(card.member)):
             raise ConfigError(
-                f"the fleet has had another device called {card.member.name!r}",
+                f"the fleet has had another device called {name!r}",
                 hint=OTHER_NAME_HINT,
             )
+
+    def _check_unburned(self, card: Card) -> None:
+        if self._is_replaced(card.member):
+            raise UntrustedError(
+                "a device with these keys was replaced, and they are never taken again", hint=OTHER_NAME_HINT
+            )
+
+    def _is_replaced(self, device: Member) -> bool:
+        return self.users.is_replaced(fingerprint(device))
+
+    def burn(self, card: Card) -> None:
+        """Record that the device of a card's name gives way to the card's: its own keys are never taken again.
+
+        It stays in the fleet until the card is added. Durable on return.
+
+        Raises:
+            UsageError: there is no such device.
+            UntrustedError: a device with the card's keys was replaced.
+        """
+        with self.changing():
+            self._check_unburned(card)
+            name = card.member.name
+            listed = next((d for d in self.roster.devices if d.name == name), None)
+            if listed is None:
+                raise UsageError(f"device {name!r} is not in the roster", hint=LISTS_HINT)
+            self.users.replace(name, fingerprint(listed))
+
+    def _shown(self) -> dict[str, str]:
+        """Return the devices that have a shown name, by that name in lower case."""
+        found = ((name, read_labels(self.roster.labels_of(name)).get(SHOWN, "")) for name in self.roster.active())
+        return {shown.lower(): name for name, shown in found if shown}
+
+    def named(self, text: str) -> str:
+        """Return the name of the device that has this name or this shown name; ``text`` itself without one."""
+        return text if self.roster.device(text) is not None else self._shown().get(text.lower(), text)
+
+    def label(self, names: Iterable[str], changes: Mapping[str, str]) -> None:
+        """Sign a roster in which devices have other labels; no secret changes.
+
+        Args:
+            names: the devices.
+            changes: key -> value; an empty one removes the label.
+
+        Raises:
+            UsageError: there is no such device, a label is malformed, or another device has the shown name.
+        """
+        with self.changing():
+            texts = [self.roster.labels_of(device.name) for device in self.roster.devices]
+            places = {device.name: place for place, device in enumerate(self.roster.devices)}
+            for name in names:
+                if self.roster.device(name) is None:
+                    raise UsageError(f"device {name!r} is not in the roster", hint=LISTS_HINT)
+                labels = {**read_labels(texts[places[name]]), **changes}
+                text = write_labels({key: value for key, value in labels.items() if value})
+                try:
+                    read_labels(text)
+                except WireError as error:
+                    raise UsageError(f"{name}: {error}", hint=LABELS_HINT) from error
+                shown = changes.get(SHOWN, "").lower()
+                holder = shown if self.roster.device(shown) is not None else self._shown().get(shown, name)
+                if holder != name:
+                    raise UsageError(f"another device is called {changes[SHOWN]!r}", hint=LISTS_HINT)
+                texts[places[name]] = text
+            self._sign(labels=shortened(texts))
 
     def check_name(self, name: str) -> None:
         """Check that a device may be called ``name``.
@@ -478,9 +571,9 @@ class FleetDirectory:
         """
         with self.changing():
             if name in self.roster.revoked:
-                raise ConfigError(f"device {name!r} is revoked already", hint="shoal-fleet show lists the devices")
+                raise ConfigError(f"device {name!r} is revoked already", hint=LISTS_HINT)
             if self.roster.device(name) is None:
-                raise UsageError(f"device {name!r} is not in the roster", hint="shoal-fleet show lists the devices")
+                raise UsageError(f"device {name!r} is not in the roster", hint=LISTS_HINT)
             left = (device for device in self.roster.active() if device != name)
             self._draw_secrets(self.receiving.advanced(left), revoked=(*self.roster.revoked, name))
 
@@ -515,6 +608,9 @@ class FleetDirectory:
             roster = open_roster(signed, owner_key=key, fleet=self.name, least_sequence=least, now_s=0)
             # Before the roster: its number is that of secrets which are unknown here.
             self._store_version()
+            # Of a device that was replaced since the backup, the receiving keys here are the earlier one's.
+            same = {n: e for n, e in self.receiving.devices.items() if self.roster.device(n) == roster.device(n)}
+            self._store_receiving(ReceivingBook(same))
             write_private(self.path / ROSTER_FILE, signed)
             self.roster, self._signed = roster, signed
 

@@ -213,11 +213,10 @@ def read_certified(
             theta = np.frombuffer(values, "<f4").astype(np.float32)
             at = StateId(head.model, head.round)
             state = ModelState.of(at, theta, run_id=plan.run_id, digest_key=head.digest_key)
-            needed = signers_needed(plan.recipe.min_contributors, fleet.roster.active_count)
+            members = fleet.roster.only(plan.recipe.only)
+            needed = signers_needed(plan.recipe.min_contributors, members.active_count)
             try:
-                check_claims(
-                    claims, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=fleet.roster, needed=needed
-                )
+                check_claims(claims, state.held, fleet=plan.fleet, run_id=plan.run_id, roster=members, needed=needed)
             except UntrustedError as error:  # statements name states too that only few devices have signed
                 reason = error
                 continue

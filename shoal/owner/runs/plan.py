@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import StrategySettings
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
+
+
+ONLY_HINT: Final = (
+    "`shoal-fleet show` lists the labels, and `shoal-fleet label OWNER DEVICE --label KEY=VALUE` gives them"
+)
 
 
 def origins_needed(recipe: Recipe) -> int:
@@ -75,6 +80,9 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, ear
             "a run needs an aggregator and at least one device",
             hint="shoal-fleet add-aggregator, shoal-fleet add-device",
         )
+    members = fleet.roster.only(recipe.only).active()
+    if not members:
+        raise ConfigError(f"no device has the label {recipe.only!r}", hint=ONLY_HINT)
     registry.find(recipe.mode)
     try:
         plan = _written(fleet, bundle, recipe, earlier)
@@ -83,7 +91,7 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, ear
     _check_hidden(plan)
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
-    check_compared(plan, len(fleet.roster.active()))
+    check_compared(plan, len(members))
     return dataclasses.replace(plan, max_models=models_needed(plan))
 
 

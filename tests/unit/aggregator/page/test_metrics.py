@@ -41,6 +41,16 @@ def test_names_begin_with_shoal(place):
     assert not any(device in text for device in place.devices)
 
 
+def test_labels_have_their_devices(place):
+    """The shown name is no such label, since it names a device."""
+    labels = {"dev-000": "name=Gate 7,site=berlin", "dev-001": "site=berlin", "dev-002": "site=bonn"}
+    place.publish(labels=labels, changes={"dev-001": {"online": False}})
+    found = values(place)
+    assert {k[1][0][1] for k in found if k[0] == "shoal_devices_with_label"} == {"site=berlin", "site=bonn"}
+    assert found["shoal_devices_with_label", (("label", "site=berlin"),)] == 2
+    assert found["shoal_devices_with_label_online", (("label", "site=berlin"),)] == 1
+
+
 def test_the_days_of_a_certificate(place):
     place.publish()
     assert values(place)["shoal_expiry_days", (("what", "broker"),)] == pytest.approx(10, abs=0.01)

@@ -103,6 +103,20 @@ def test_able_devices_are_only_counted():
     ]
 
 
+def test_labels_are_counted_and_names_shown():
+    """A device has both of its names; the label with the shown one is not counted."""
+    found = with_devices(
+        device("dev-1", labels={"site": "berlin", "name": "Gate 7"}, accuracy=0.5),
+        device("dev-2", online=False, reason="offline", labels={"site": "berlin", "line": "3"}),
+        device("dev-3", labels={"site": "bonn"}, accuracy=0.75),
+    )
+    lines = text.device_lines(found)
+    assert lines[1:4] == ["  line=3: 0 of 1 online", "  site=berlin: 1 of 2 online", "  site=bonn: 1 of 1 online"]
+    assert "50.0% (Gate 7 (dev-1))" in lines[4]
+    many = [device(f"dev-{i}", labels={"n": f"{i:02}"}) for i in range(NAMES_SHOWN + 2)]
+    assert text.device_lines(with_devices(*many))[-1] == "  and 2 more labels: --json lists all"
+
+
 def test_worst_device_and_spread_are_shown():
     found = with_devices(
         device("dev-1", accuracy=0.9), device("dev-2", accuracy=0.41), device("dev-3"), device("dev-4", accuracy=0.7)

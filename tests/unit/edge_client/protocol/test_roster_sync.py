@@ -28,6 +28,7 @@ def change(sequence, *, after=0, devices=4, signature=b"s" * 64):
         devices=devices,
         places=np.empty(0, np.uint32),
         members=(),
+        labels=(),
         revoked_stay=0,
         revoked=(),
         keys_since=1,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.errors import UntrustedError, WireError
-from shoal.membership.roster import apply_change, open_roster, roster_change
+from shoal.membership.roster import apply_change, open_roster, roster_change, shortened
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, Roster
 
@@ -42,7 +42,9 @@ def successions(draw):
     """Return a roster and a later one: devices are added and change keys, and are revoked and let in again."""
     count = draw(st.integers(0, 6))
     names = [f"dev-{i}" for i in range(count + 4)]
-    before = roster_of(count, revoked=tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))))
+    texts = st.sampled_from(["", "site=a", "name=b,site=a"])
+    gone = tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4)))
+    before = roster_of(count, revoked=gone, labels=shortened(draw(texts) for _ in range(count)))
     devices = [member(i, draw(st.integers(0, 1))) for i in range(count + draw(st.integers(0, 3)))]
     after = Roster(
         fleet="reef",
@@ -53,6 +55,7 @@ def successions(draw):
         devices=tuple(devices),
         revoked=tuple(draw(st.lists(st.sampled_from(names), unique=True, max_size=4))),
         keys_since=draw(st.integers(0, 5)),
+        labels=shortened(draw(texts) for _ in devices),
         later=draw(st.sampled_from([(), ((1, b"of a later version"), (9, b""))])),
     )
     return before, after

@@ -51,6 +51,7 @@ def change(**changes):
         "devices": 3,
         "places": (2,),
         "members": members("c"),
+        "labels": ("",),
         "revoked_stay": 0,
         "revoked": (),
         "keys_since": 0,

@@ -109,13 +109,14 @@ def test_full_roster_of_longest_names_fits():
                 aggregator=member,
                 devices=devices,
                 revoked=tuple(names),
+                labels=("a=" + "b" * (limits.MAX_LABELS_CHARS - 2),) * 1000,
             ),
             "roster",
         )
         + 64
     )
     assert size <= sizes.roster_bytes(1000)
-    whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * (sizes.MEMBER_BYTES + sizes.NAME_BYTES)
+    whole = limits.SEALED_HEAD_BYTES + limits.MAX_DEVICES * sizes.LISTED_BYTES
     assert sizes.roster_bytes(limits.MAX_DEVICES) == whole < limits.MAX_GRANT_BYTES
 
 

@@ -196,6 +196,37 @@ def test_every_command_is_registered():
     app = typer.Typer()
     enrolment.register(app)
     assert set(typer.main.get_command(app).commands) == {
-        *("invite", "devices", "approve", "revoke", "rotate", "publish", "broker-config", "reject"),
+        *(
+            "invite",
+            "devices",
+            "approve",
+            "revoke",
+            "rotate",
+            "publish",
+            "broker-config",
+            "reject",
+            "replace",
+            "rename",
+            "label",
+        ),
         "replace-aggregator",
     }
+
+
+def test_names_and_labels_are_signed(fleet, capsys):
+    """Offline the roster is signed and the next step said; `name` is no label, and a bad one changes nothing."""
+    (fleet.path / "settings.toml").write_text("[fleet]\noffline = true\n")
+    enrolment.rename(fleet.path, "dev-1", "Gate 7")
+    enrolment.label(fleet.path, ["gate 7"], ["site=berlin", "line=3"], json=True)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "dev-1 name=Gate 7"
+    assert "shoal-fleet publish" in err
+    assert json.loads(out.splitlines()[1])["data"]["labels"] == {"dev-1": "line=3,name=Gate 7,site=berlin"}
+    enrolment.label(fleet.path, ["dev-1"], ["line="])
+    enrolment.rename(fleet.path, "Gate 7", "dev-1")
+    for labels in (["name=x"], ["site"], ["site=a\n"]):
+        with pytest.raises(UsageError):
+            enrolment.label(fleet.path, ["dev-1"], labels)
+    made = FleetDirectory(fleet.path)
+    assert (made.roster.labels, made.roster.keys_since) == (("site=berlin",), 0)
+    assert f"{fingerprint(DEVICE.member)} site=berlin" in enrolment._lines(enrolment._listing(made, registrar()))[0]

@@ -82,7 +82,9 @@ def test_json_has_no_password_or_secret(fleet, capsys):
     data = json.loads(out)["data"]
     assert "pass-word" not in out
     assert (data["fleet"], data["broker"], data["passphrase"]) == ("reef", "mqtt://h:1883", False)
-    assert data["devices"] == [{"name": "dev-1", "fingerprint": fingerprint(DEVICE.member), "revoked": False}]
+    assert data["devices"] == [
+        {"name": "dev-1", "fingerprint": fingerprint(DEVICE.member), "revoked": False, "labels": {}}
+    ]
     assert [(r["run"], r["algorithm"]) for r in data["runs"]] == [(3, "fedavg")]
     assert data["expires_at_s"] == fleet.roster.expires_at_s
 
@@ -295,7 +297,19 @@ def test_every_command_is_there():
             "models",
         ),
         *("status", "report", "backup", "restore", "doctor"),
-        *("invite", "devices", "approve", "reject", "revoke", "rotate", "publish", "broker-config"),
+        *(
+            "invite",
+            "devices",
+            "approve",
+            "reject",
+            "revoke",
+            "rotate",
+            "publish",
+            "broker-config",
+            "replace",
+            "rename",
+            "label",
+        ),
         "replace-aggregator",
     }
 

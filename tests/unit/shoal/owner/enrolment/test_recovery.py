@@ -7,6 +7,7 @@ import pytest
 
 from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.passphrase import Lock
+from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import receiving_notice
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
 from shoal.membership.backup import BackupFile
@@ -14,7 +15,7 @@ from shoal.owner.enrolment import recovery
 from shoal.owner.enrolment.recovery import Recovery, pack, restore
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.protocol.topics import TopicKind
-from tests.helpers.enrolments import TOPICS, Connected, Scene
+from tests.helpers.enrolments import NOW_S, TOPICS, Connected, Scene
 
 LOCK = Lock(b"correct horse battery")
 
@@ -96,6 +97,19 @@ def test_newest_roster_keeps_revocations(scene, bring_back):
     assert fleet.roster.sequence == scene.owner.roster.sequence + 1
     assert fleet.receiving.of("dev-3").receiving == newcomer.receiving.public
     publish(scene, fleet)
+
+
+def test_replaced_device_gets_no_old_key(scene, bring_back):
+    """The backup has the receiving keys of the device that was replaced since: secrets are sealed to the new one's."""
+    backup = backup_of(scene)
+    (scene.root / "dev-1").rename(scene.root / "lost")
+    scene.ask(scene.token(), "dev-1")
+    registrar = scene.sit()
+    registrar.approve(registrar.give_way("dev-1", "", NOW_S), NOW_S)
+    scene.broker.pump()
+    scene.leave(*receiving_notice(DeviceMembership(scene.root / "dev-1")))
+    fleet = bring_back(backup, roster=scene.owner.roster_bytes)
+    assert fleet.receiving.of("dev-1").receiving == DeviceMembership(scene.root / "dev-1").receiving.public
 
 
 def test_models_of_the_backup_still_open(scene, bring_back):
