@@ -21,7 +21,7 @@ from shoal.util.progress import working
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_client.inference import MakeBackend
+    from edge_client.answers.inference import MakeBackend
     from edge_client.storage.state import OwnModel
 
 app = new_app("Train on this device's own data; upload only masked, sealed updates.")
@@ -208,7 +208,7 @@ def predict(
     The newest finished model answers, unless an older one of the same task does better on this device's validation share:
     see `models`, and `rollback` to choose another.
     """
-    from edge_client.inference import choose
+    from edge_client.answers.inference import choose
 
     settings = read(EdgeConfig).values
     chosen = choose(directory, live=live, backend=_backend(settings))
@@ -242,7 +242,7 @@ def evaluate(
 
     The same model answers as for predict. Nothing leaves the device.
     """
-    from edge_client.inference import choose
+    from edge_client.answers.inference import choose
     from edge_client.learning.evaluation import ClassFigures
     from edge_client.status import evaluation_lines
 
@@ -284,14 +284,12 @@ def export(
             raise UsageError("--certified takes all certified models", hint="leave --live and --node away")
         _export_certified(directory, output, json=json)
         return
-    from edge_client.export import export as write
-    from edge_client.inference import choose
+    from edge_client.answers.inference import choose
     from edge_client.status import choice_name
 
     chosen = choose(directory, live=live)
-    model = chosen.at(node)
     with working("writing the model"):
-        write(chosen.bundle, model.theta, output, chosen.scale)
+        model = chosen.export(output, node=node)
     _note_unfinished(live, chosen.live, model)
     found = chosen.document(node)
     choice = found["choice"]
@@ -339,6 +337,7 @@ def personalise(
 
     `shoal-edge run` does this by itself once after each run, and may be running meanwhile. Nothing leaves the device.
     """
+    from edge_client.answers.model_in_use import publish
     from edge_client.membership import DeviceMembership
     from edge_client.run.finishing import back_to_cluster
     from edge_client.run.finishing import personalise as choose_again
@@ -354,6 +353,7 @@ def personalise(
     else:
         with working("training candidates"):
             model, choice = choose_again(config)
+    publish(config.dir)
     document = {"run": model.run, **choice.document()}
     say_result(document, personal_line(document), as_json=json)
 
@@ -394,6 +394,9 @@ def rollback(
 
     DeviceMembership(directory)
     chosen = FinishedModels(directory).rollback(run)
+    from edge_client.answers.model_in_use import publish  # with numpy, which a refusal needs not
+
+    publish(directory)
     say_result(
         {"run": chosen.run, "round": chosen.round, "cluster": chosen.own.cluster},
         f"run {chosen.run}, round {chosen.round} answers until a later run finishes",

@@ -87,6 +87,10 @@ class EdgeConfig:
             shown="none",
         ),
     ] = ""
+    on_model: Annotated[
+        Path | None,
+        Setting("Program to run, as this user and without a shell, for each new model in use.", metavar="PROGRAM"),
+    ] = None
     trainer_s: Annotated[
         float,
         Setting("Longest time, in seconds, for one training of own code; after it the round is declined.", rare=True),

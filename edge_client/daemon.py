@@ -6,10 +6,11 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from edge_client.answers.model_in_use import ModelInUse
 from edge_client.config import EdgeConfig
 from edge_client.learning.data import files_of
 from edge_client.learning.executor.choice import choose
@@ -117,12 +118,15 @@ def _serve(config: EdgeConfig) -> None:
         finish_worker=ThreadWorker(nice=LOWEST_PRIORITY) if config.finishes else None,
         broker=str(address),
     )
+    models = ModelInUse(config.dir, config.on_model)
+    models.publish()
     runtime.start()
     transport.start(require=True)
     LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet, "executor": executor}})
     manager.ready(f"connected to {address}")
     try:
-        _loop(config, runtime, inbox, membership.name, lambda: _tell(manager, runtime, worker))
+        with closing(models):
+            _loop(config, runtime, inbox, membership.name, models, lambda: _tell(manager, runtime, worker))
     except BaseException:
         with suppress(ShoalError):  # a failure to close must not hide the error that ended the loop
             runtime.close()
@@ -143,17 +147,22 @@ def _tell(manager: ServiceManager, runtime: DeviceRuntime, worker: ThreadWorker)
 
 
 def _loop(
-    config: EdgeConfig, runtime: DeviceRuntime, inbox: Inbox, name: str, turned: Callable[[], None] = lambda: None
+    config: EdgeConfig,
+    runtime: DeviceRuntime,
+    inbox: Inbox,
+    name: str,
+    models: ModelInUse,
+    turned: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass events to the runtime until stopped, or with ``once`` until a run has ended and has had its personal finish.
 
-    After each turn it calls ``turned``.
+    With ``once`` the operator's program for new models has ended too. After each turn it calls ``turned``.
 
     With ``once``, the end is recorded as reported only after the runtime is closed. A process that is killed before that
     ends at once when it is started again.
     """
-    settled = None
-    while not (config.once and runtime.runs_done and not runtime.finishing):
+    settled, told = None, False
+    while not (config.once and runtime.runs_done and not runtime.finishing and told):
         for event in inbox.batch(POLL_S):
             if event is None:
                 LOG.info("stopping")
@@ -170,6 +179,8 @@ def _loop(
         event = None  # a callback holds the upload that it has handed over
         if runtime.revoked:
             raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
+        # Before a personal finish begins: each of the two takes memory for a few models.
+        told = not models.keep_up(time.monotonic())
         runtime.tick(time.monotonic())
         turned()
         if not config.once:

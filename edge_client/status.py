@@ -10,7 +10,7 @@ from crypto.seal.identity import fingerprint
 from edge_client.membership import DeviceMembership
 from edge_client.reporting import SILENT_S
 from edge_client.storage.finished_models import FinishedModels
-from edge_client.storage.state import DeviceState
+from edge_client.storage.state import ON_MODEL_FILE, DeviceState, load_json
 from shoal.address import in_words
 from shoal.errors import ConfigError, IntegrityError, NotReadyError, reason_of
 from shoal.limits import LOW_DISK_BYTES
@@ -48,6 +48,7 @@ def status(directory: Path, *, check: bool) -> dict[str, Any]:
         **liveness,
         **figures,
         **_personal(directory),
+        **({"on_model": told} if (told := load_json(directory / ON_MODEL_FILE)) else {}),
         **({"roster_expired": expiry_of(member.roster)} if member.expired else {}),
         **_disk_error(files),
         **({} if member.listed else {"stage": "revoked"}),
@@ -139,6 +140,9 @@ def _lines(name: str, value: Any, data: dict[str, Any]) -> list[str]:
             return [f"waits for: {_readable(waits)}"] if (waits := value.get("waits_for")) else []
         case "personal", dict():
             return [f"personal model: {personal_line(value)}"]
+        case "on_model", dict():
+            how = f"failed: {value['error']}; hint: {value.get('hint')}" if value.get("error") else "has run"
+            return [f"program for new models, run {value.get('run')} at {value.get('at')}: {how}"]
         case "refused", dict():
             hint = [f"  hint: {value['hint']}"] if value.get("hint") else []
             return [f"can't do run {value.get('run')}: {value.get('reason')}", *hint]

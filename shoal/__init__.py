@@ -4,7 +4,8 @@
 defaults of a real fleet; only devices and network are simulated. `split` makes partitions, `Strategy` is the interface
 of an aggregation algorithm (provisional), and docs/researcher documents all three.
 
-This package is not an API for fleets of real devices; programs run those: ``shoal-fleet`` (the owner, in this package),
+`load` answers with the model of a device on this machine. Otherwise this package is not an API for fleets of real devices;
+programs run those: ``shoal-fleet`` (the owner, in this package),
 ``shoal-edge`` (`edge_client`) and ``shoal-aggregator`` (`aggregator`). The mask is not encryption:
 docs/threat-model.md lists its guarantees and limits.
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import ClientUpdate as ClientUpdate
     from aggregator.strategies.base import ClusterModel as ClusterModel
     from aggregator.strategies.fedavg import FedAvg
+    from edge_client.answers.loaded_model import LoadedModel, load
     from shoal.protocol.documents import RunPlan
     from shoal.simulation.api.result import Result, Round
     from shoal.simulation.api.simulate import simulate
@@ -61,6 +63,7 @@ __all__ = [
     "Event",
     "FedAvg",
     "HistoryWriter",
+    "LoadedModel",
     "MlflowWriter",
     "Outcome",
     "Result",
@@ -73,6 +76,7 @@ __all__ = [
     "TensorBoardWriter",
     "__version__",
     "errors",
+    "load",
     "simulate",
     "split",
     "sweep",
@@ -90,6 +94,7 @@ _LAZY = {
     "Event": "aggregator.strategies.base:Event",
     "FedAvg": "aggregator.strategies.fedavg:FedAvg",
     "HistoryWriter": "shoal.simulation.api.writers:HistoryWriter",
+    "LoadedModel": "edge_client.answers.loaded_model:LoadedModel",
     "MlflowWriter": "shoal.simulation.api.writers:MlflowWriter",
     "Outcome": "aggregator.strategies.base:Outcome",
     "Result": "shoal.simulation.api.result:Result",
@@ -100,6 +105,7 @@ _LAZY = {
     "StrategySettings": "aggregator.strategies.base:StrategySettings",
     "Sweep": "shoal.simulation.api.sweep:Sweep",
     "TensorBoardWriter": "shoal.simulation.api.writers:TensorBoardWriter",
+    "load": "edge_client.answers.loaded_model:LoadedModel",
     "simulate": "shoal.simulation.api.simulate:simulate",
     "split": "shoal.simulation.api.split:split",
     "sweep": "shoal.simulation.api.sweep:sweep",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_client.learning.executor.base import Graph
+from edge_client.learning.executor.base import SCORE_ROWS, Graph, in_chunks
 from shoal.errors import TaskError
 from shoal.task.manifest import GRAPH_NAMES
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from shoal.protocol.recipe import LocalTraining
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
-
-SCORE_ROWS: Final = 100
-"""Samples in one forward pass: the activations of larger chunks cost memory and gain no speed."""
 
 GRAD_ROWS: Final = 100
 """Samples in one backward pass; the gradients of a larger batch are summed chunk by chunk.
@@ -147,11 +144,7 @@ class GraphModel:
             x: shape (n, *input shape).
         """
         self._check(theta, x)
-        parts = []
-        for at in range(0, len(x), SCORE_ROWS):
-            (outputs,) = self._run("predict", {"theta": theta, "x": x[at : at + SCORE_ROWS]})
-            parts.append(outputs)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return in_chunks(lambda rows: self._run("predict", {"theta": theta, "x": rows})[0], x)
 
     def _run(self, graph: str, feed: dict[str, NDArray[Any]]) -> list[Any]:
         return self._executor(graph).run(feed)

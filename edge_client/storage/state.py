@@ -6,6 +6,8 @@
 - ``model.bin``: the newest model of its cluster.
 - ``status.json``: figures for people. ``trouble.json``: the error that stopped the device because its disk failed.
 - ``run.told``: the id of the last run that was reported as finished.
+- ``on-model.json``: the last end of the operator's program for new models, see `edge_client.answers.model_in_use`.
+- ``model.onnx``, ``model.json`` and ``in-use/``: the model in use, for other programs, see there.
 - ``finished/``: the models of the last finished runs, see `finished_models`.
 """
 
@@ -32,6 +34,7 @@ MODEL_FILE: Final = "model.bin"
 STATUS_FILE: Final = "status.json"
 TOLD_FILE: Final = "run.told"
 TROUBLE_FILE: Final = "trouble.json"
+ON_MODEL_FILE: Final = "on-model.json"
 TROUBLE_BYTES: Final = 8192
 """Length of the file in which a device records the error that stopped it. The file has this length from the first start on,
 because on a full disk only existing bytes can be overwritten."""
@@ -91,6 +94,15 @@ def _read_if_there(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def load_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file for people; None if the file is missing, damaged or holds anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class DeviceState:
@@ -189,11 +201,8 @@ class DeviceState:
 
     def load_trouble(self) -> dict[str, str] | None:
         """Return the error that stopped the device if its disk was full or failed; None if not, or if it has started since."""
-        try:
-            value = json.loads((self.directory / TROUBLE_FILE).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return {n: str(value.get(n, "")) for n in ("error", "hint", "at")} if isinstance(value, dict) else None
+        value = load_json(self.directory / TROUBLE_FILE)
+        return None if value is None else {n: str(value.get(n, "")) for n in ("error", "hint", "at")}
 
     def free_bytes(self) -> int:
         """Return the free space of the disk that the directory is on."""
@@ -201,9 +210,4 @@ class DeviceState:
 
     def load_status(self) -> dict[str, Any] | None:
         """Return the last figures, or None."""
-        path = self.directory / STATUS_FILE
-        try:
-            value = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return value if isinstance(value, dict) else None
+        return load_json(self.directory / STATUS_FILE)

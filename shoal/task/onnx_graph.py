@@ -33,7 +33,8 @@ TENSOR_FLOAT: Final = 1
 
 # ModelProto
 _MODEL_ALLOWED: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 8})
-_MODEL_GRAPH, _MODEL_OPSET = 7, 8
+_MODEL_GRAPH, _MODEL_OPSET, _MODEL_METADATA = 7, 8, 14
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _MODEL_FUNCTIONS: Final = 25
 # GraphProto
 _GRAPH_ALLOWED: Final = frozenset({1, 2, 5, 10, 11, 12, 13})
@@ -276,11 +277,13 @@ def standardise_input(
         return f"{name}/{part}"
 
     nodes = [
-        _node("IsNaN", (name,), local("missing")),
+        # Operators that every executor has; nan alone differs from itself.
+        _node("Equal", (name, name), local("present")),
         _node("Sub", (name, local("means")), local("centred")),
         _node("Div", (local("centred"), local("deviations")), local("scaled")),
-        _node("Clip", (local("scaled"), local("least"), local("largest")), local("limited")),
-        _node("Where", (local("missing"), local("zero"), local("limited")), new.decode()),
+        _node("Max", (local("scaled"), local("least")), local("raised")),
+        _node("Min", (local("raised"), local("largest")), local("limited")),
+        _node("Where", (local("present"), local("limited"), local("zero")), new.decode()),
     ]
     constants = [
         _floats(local("means"), means, shape),
@@ -293,6 +296,43 @@ def standardise_input(
     # Nodes have to be in the order of the computation, so these come first.
     whole = b"".join(nodes) + bytes(body) + b"".join(constants)
     return head + encode_bytes(_MODEL_GRAPH, whole)
+
+
+def add_softmax(model: bytes, name: str, probabilities: str) -> bytes:
+    """Return ``model`` with one more output, of the type of output ``name``: the softmax of that over its last axis."""
+    reader, renamed = Reader(), encode_bytes(_MESSAGE_NAME, probabilities.encode())
+    head, graph = _parts(reader, model)
+    outputs = (field.body for field in reader.fields(graph) if field.number == _GRAPH_OUTPUT)
+    same = next(output for output in outputs if _name_of(reader, output) == name.encode())
+    output = b"".join(renamed if part.number == _MESSAGE_NAME else part.raw for part in reader.fields(same))
+    more = _node("Softmax", (name,), probabilities) + encode_bytes(_GRAPH_OUTPUT, output)
+    return head + encode_bytes(_MODEL_GRAPH, bytes(graph) + more)
+
+
+def add_metadata(model: bytes, entries: Mapping[str, str]) -> bytes:
+    """Return ``model`` with more entries in its metadata, a map of texts; the model's own bytes stay last."""
+    pairs = (
+        encode_bytes(_ENTRY_KEY, key.encode()) + encode_bytes(_ENTRY_VALUE, value.encode())
+        for key, value in entries.items()
+    )
+    return b"".join(encode_bytes(_MODEL_METADATA, pair) for pair in pairs) + model
+
+
+def without_metadata(model: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return ``model`` as it was before `add_metadata`, and the metadata.
+
+    Raises:
+        TaskError: the model is malformed.
+    """
+    reader = Reader()
+    fields = list(reader.fields(memoryview(model)))
+    texts = [
+        {part.number: bytes(part.body).decode(errors="replace") for part in reader.fields(field.body)}
+        for field in fields
+        if field.number == _MODEL_METADATA
+    ]
+    rest = b"".join(field.raw for field in fields if field.number != _MODEL_METADATA)
+    return rest, {text.get(_ENTRY_KEY, ""): text.get(_ENTRY_VALUE, "") for text in texts}
 
 
 def replace_in_graph(

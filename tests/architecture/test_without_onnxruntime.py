@@ -14,7 +14,7 @@ sys.meta_path.insert(0, Block())
 from pathlib import Path
 import numpy as np
 import edge_client.program, edge_client.daemon, edge_client.cli
-from edge_client import inference
+from edge_client.answers import inference
 from edge_client.run import finishing
 from edge_client.config import EdgeConfig
 from edge_client.doctor import diagnose

@@ -31,6 +31,8 @@ class CutAt:
             (Path, "replace"),
             (Path, "unlink"),
             (Path, "mkdir"),
+            (Path, "rmdir"),
+            (Path, "symlink_to"),
         ):
             monkeypatch.setattr(owner, name, self.cutting(name, getattr(owner, name)))
 

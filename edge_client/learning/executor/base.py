@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shoal.task.onnx_contents import TensorType
+
+
+SCORE_ROWS: Final = 100
+"""Samples in one forward pass: the activations of larger chunks cost memory and gain no speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +62,9 @@ class Executor(Protocol):
 
 MakeExecutor: TypeAlias = Callable[[Graph], Executor]
 """Loads a graph; raises TaskError if it is not valid or has an operator that the executor lacks."""
+
+
+def in_chunks(compute: Callable[[NDArray[Any]], NDArray[np.float32]], x: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the outputs for n > 0 samples, (n, ...) float32, given what computes them for at most SCORE_ROWS."""
+    parts = [compute(x[at : at + SCORE_ROWS]) for at in range(0, len(x), SCORE_ROWS)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -108,7 +108,7 @@ class TrainerProcess:
                 (*program, command.spec, str(theirs.fileno()), str(limit)),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what own code prints goes to the device's log
-                env={name: value for name, value in os.environ.items() if is_passed_on(name)},
+                env=own_environment(),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -142,9 +142,9 @@ class TrainerProcess:
             raise TrainerError(f"the trainer's process {_ended(self._process)}", hint=LOG_HINT)
 
 
-def is_passed_on(name: str) -> bool:
-    """Whether own code has this name in its environment."""
-    return name in PASSED_ON or name.startswith(PASSED_ON_BEGINNINGS)
+def own_environment() -> dict[str, str]:
+    """Return the environment of an operator's program: this process's, without all that may hold a secret."""
+    return {n: v for n, v in os.environ.items() if n in PASSED_ON or n.startswith(PASSED_ON_BEGINNINGS)}
 
 
 def _shared(areas: Sequence[Area]) -> tuple[int, list[NDArray[Any]]]:
@@ -166,9 +166,13 @@ def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
 def _ended(process: subprocess.Popen[bytes]) -> str:
     """Return how a process that has closed its socket has ended."""
     try:
-        status = process.wait(POLL_S)
+        return how_it_ended(process.wait(POLL_S))
     except subprocess.TimeoutExpired:
         return "closed its connection"
+
+
+def how_it_ended(status: int) -> str:
+    """Return how a process has ended, given its exit status, or minus the signal."""
     if status < 0:
         return f"was ended by signal {-status}{', as the kernel does where memory is short' if status == -9 else ''}"
     return f"ended with status {status}"

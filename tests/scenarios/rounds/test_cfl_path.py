@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from edge_client import inference as answers
+from edge_client.answers import inference as answers
 from edge_client.learning.model import OrtModel
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.state import DeviceState
@@ -52,7 +52,7 @@ def test_a_model_above_can_be_exported(ended, tmp_path, samples):
     fleet, _ = ended
     directory, x = fleet.stage.device_dir("dev-02"), samples[1]
     root, _ = models_of(fleet, "dev-02")
-    assert answers.export(directory, tmp_path / "root.onnx", node=0).cluster == 0
+    assert answers.choose(directory).export(tmp_path / "root.onnx", node=0).cluster == 0
     session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": x})[0], outputs(root.theta, x), rtol=1e-6)
 

@@ -9,7 +9,7 @@ from shoal_lab.loopback.fleet import draw_origins
 
 import edge_client.storage.finished_models
 from edge_client import cli
-from edge_client import inference as answers
+from edge_client.answers import inference as answers
 from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError, StorageError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_client.inference import choose
+from edge_client.answers.inference import choose
 from edge_client.learning.trainer.choice import make_model
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers import own_trainers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from shoal_lab.loopback.fleet import draw_origins
 
-from edge_client import inference
+from edge_client.answers import inference
 from edge_client.learning.data import split
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels

@@ -8,7 +8,7 @@ import pytest
 from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import draw_origins
 
-from edge_client import inference
+from edge_client.answers import inference
 from edge_client.learning.data import split
 from edge_client.models.private_values import parse_values
 from edge_client.protocol.round_state import Stage
@@ -236,7 +236,7 @@ def test_answers_use_the_private_values(tmp_path):
         theta = fleet.model(NAME).theta
         expected = (data.x @ theta[:FEDERATED].reshape(INPUTS, CLASSES) + theta[FEDERATED:]).argmax(1)
         assert np.array_equal(inference.predict(folder, tmp_path / "x.npz"), expected)
-        exported = inference.export(folder, tmp_path / "own.onnx")
+        exported = inference.choose(folder).export(tmp_path / "own.onnx")
         np.testing.assert_array_equal(exported.theta, theta)
         assert theta.astype("<f4").tobytes() in (tmp_path / "own.onnx").read_bytes()
         store = FinishedModels(folder)

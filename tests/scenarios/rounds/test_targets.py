@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shoal_lab.loopback.fleet import LoopbackFleet
 
-from edge_client.inference import choose
+from edge_client.answers.inference import choose
 from edge_client.learning.data import Dataset
 from shoal.owner.task_compiler.builtin import build
 from shoal.protocol.recipe import LocalTraining, Recipe

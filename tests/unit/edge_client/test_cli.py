@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_client import cli, inference, membership
-from edge_client.inference import Chosen
+from edge_client import cli, membership
+from edge_client.answers import inference
+from edge_client.answers.inference import Chosen
 from edge_client.learning.executor import trial
 from edge_client.learning.trainer.choice import device_model
 from edge_client.storage.finished_models import FinishedModels, Validation

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_client import daemon
+from edge_client.answers.model_in_use import ModelInUse
 from edge_client.config import EdgeConfig
 from edge_client.daemon import BIRTH_FILE, next_birth, serve
 from shoal.errors import ConfigError, DataError, NotEnrolledError, StorageError, UntrustedError
@@ -16,6 +17,8 @@ from shoal.transport.inbox import Inbox
 from shoal.util import files
 from shoal.util.files import exclusive
 from tests.helpers.parties import Parties
+
+NO_MODELS = ModelInUse(Path("d"), None)
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def loop(runtime, *events, once=False):
     inbox = Inbox()
     for event in (*events, None):
         inbox.put(event)
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1", NO_MODELS)
 
 
 def test_events_are_handled_in_order():
@@ -101,7 +104,7 @@ def test_hanging_training_is_not_reported(monkeypatch):
     turns = []
     inbox = Inbox()
     monkeypatch.setattr(inbox, "batch", lambda _: iter(()) if len(turns) < 3 else iter((None,)))
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), Runtime(), inbox, "dev-1", lambda: turns.append(None))
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), Runtime(), inbox, "dev-1", NO_MODELS, lambda: turns.append(None))
     assert len(turns) == 3
 
 
@@ -110,7 +113,7 @@ def test_no_events_after_a_stop():
     runtime, inbox = Runtime(), Inbox()
     for event in (None, Connected(session_present=True)):
         inbox.put(event)
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
     assert runtime.events == []
     assert runtime.ticks == 0
 
@@ -132,7 +135,7 @@ def test_revoked_device_does_no_more_work():
     inbox = Inbox()
     inbox.put(revoke)
     with pytest.raises(UntrustedError, match=r"^the owner has revoked this device$"):
-        daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+        daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
     assert runtime.ticks == 0
 
 
@@ -146,7 +149,7 @@ def test_once_waits_for_the_finish(monkeypatch):
         runtime.finishing = runtime.ticks < 4
 
     runtime.tick, runtime.runs_done, runtime.finishing = tick, 1, True
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", NO_MODELS)
     assert runtime.ticks == 4
 
 
@@ -162,8 +165,18 @@ def test_once_ends_with_the_run():
     runtime = Runtime()
     inbox = Inbox()
     inbox.put(ended(runtime))
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", NO_MODELS)
     assert (runtime.ticks, runtime.ends) == (1, 0)
+
+
+def test_once_waits_for_the_program(monkeypatch):
+    """With once, the operator's program for new models ends before the loop does."""
+    runtime, inbox, running = Runtime(), Inbox(), [True, True, False]
+    runtime.runs_done = 1
+    monkeypatch.setattr(inbox, "batch", lambda _: iter(()))
+    models = SimpleNamespace(keep_up=lambda _: running.pop(0))
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", models)
+    assert running == []
 
 
 def test_loop_goes_on_after_a_run(monkeypatch):
@@ -179,7 +192,7 @@ def test_loop_goes_on_after_a_run(monkeypatch):
             inbox.put(None)
 
     runtime.tick = tick
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
     assert (runtime.ticks, runtime.ends) == (3, 3)
 
 
@@ -197,7 +210,7 @@ def test_memory_is_settled_once_for_each_run(monkeypatch):
             runtime.following = following
 
     runtime.tick = tick
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1")
+    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
     assert settled == [4, 5]
 
 

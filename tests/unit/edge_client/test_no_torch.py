@@ -20,7 +20,7 @@ import edge_client.learning.scoring, shoal.task.bundle
 assert "onnxruntime" not in sys.modules
 from pathlib import Path
 import numpy as np
-from edge_client import export
+from edge_client.answers import export
 from edge_client.learning import data
 from edge_client.learning import model
 from edge_client.learning import training

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from edge_client import cli, inference
+from edge_client import cli
+from edge_client.answers import inference
 from edge_client.config import EdgeConfig
 from edge_client.learning.data import Dataset
 from edge_client.membership import DeviceMembership

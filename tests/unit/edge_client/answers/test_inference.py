@@ -7,8 +7,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge_client import inference
-from edge_client.inference import Chosen, choose, export, predict, softmax
+from edge_client.answers import inference
+from edge_client.answers.inference import Chosen, choose, predict
+from edge_client.answers.loaded_model import probabilities_of
 from edge_client.storage.finished_models import FinishedModels, PersonalChoice, Validation
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import DeviceState, OwnModel
@@ -169,7 +170,7 @@ def test_trained_model_answers(directory, bundle, live, data, tmp_path):
     assert chosen.document()["choice"] == "10"
     assert chosen.document(5)["choice"] == "cluster"
     assert chosen.document(ensemble=True)["choice"] == "ensemble"
-    export(directory, tmp_path / "own.onnx")
+    chosen.export(tmp_path / "own.onnx")
     session = onnxruntime.InferenceSession((tmp_path / "own.onnx").read_bytes())
     assert session.run(None, {"x": X})[0].argmax(1).tolist() == [2, 2, 1]
 
@@ -231,9 +232,9 @@ def test_an_export_answers_as_its_model_does(directory, bundle, data, tmp_path):
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     for node, cluster in ((None, 5), (2, 2)):
         file = tmp_path / f"{cluster}.onnx"
-        assert export(directory, file, node=node).cluster == cluster
+        assert choose(directory).export(file, node=node).cluster == cluster
         session = onnxruntime.InferenceSession(Path(file).read_bytes())
-        (outputs,) = session.run(None, {session.get_inputs()[0].name: X})
+        outputs, _ = session.run(None, {session.get_inputs()[0].name: X})
         assert outputs.argmax(1).tolist() == predict(directory, data, node=node).tolist()
 
 
@@ -256,7 +257,7 @@ def test_probabilities_are_of_classes(bundle, data):
     regression = dataclasses.replace(bundle, manifest=task)
     with pytest.raises(ConfigError, match="has no probabilities"):
         Chosen(regression, PATH, live=False).probabilities(data)
-    assert softmax(np.array([[1e4, 0.0]], np.float32)).tolist() == [[1.0, 0.0]]
+    assert probabilities_of(np.array([[1e4, 0.0]], np.float32), "classification").tolist() == [[1.0, 0.0]]
 
 
 def test_regression_is_evaluated_by_errors(bundle, tmp_path):

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from edge_client.export import export
+from edge_client.answers.export import export
 from edge_client.learning.model import OrtModel
 from edge_client.learning.standardisation import local_scale, standardised
 from shoal.errors import ConfigError, TaskError
@@ -28,7 +28,7 @@ def test_export_is_valid_onnx(bundle, tmp_path):
     onnx.checker.check_model(onnx.load(path), full_check=True)
     session = ort.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     assert [i.name for i in session.get_inputs()] == ["x"]
-    (outputs,) = session.run(None, {"x": x})
+    outputs, _ = session.run(None, {"x": x})
     np.testing.assert_allclose(outputs, OrtModel(bundle).predict(theta, x), rtol=1e-6)
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
@@ -59,5 +59,5 @@ def test_export_standardises(bundle, tmp_path):
     onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"), full_check=True)
     session = ort.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     assert [i.name for i in session.get_inputs()] == ["x"]
-    (outputs,) = session.run(None, {"x": x})
+    outputs, _ = session.run(None, {"x": x})
     np.testing.assert_allclose(outputs, OrtModel(bundle).predict(theta, standardised(x, scale)), rtol=1e-3, atol=1e-3)

@@ -5,7 +5,7 @@ Of a finished run, the model of the device's personal choice answers unless a no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client import export as exporting
+from edge_client.answers.export import export
+from edge_client.answers.loaded_model import answers_of, probabilities_of
 from edge_client.learning.data import load, load_inputs
 from edge_client.learning.evaluation import ClassFigures, ErrorFigures, of_classes, of_numbers
 from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
@@ -23,7 +24,7 @@ from edge_client.learning.standardisation import scale_for, standardised
 from edge_client.learning.trainer.choice import device_model
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
-from edge_client.storage.finished_models import FinishedModel, FinishedModels
+from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.scales import Scale, Scales
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal.errors import ConfigError, IntegrityError
@@ -45,6 +46,7 @@ class Chosen:
         choice: name of the device's personal choice; see `edge_client.learning.finish_rule`.
         trained: the chosen model, if it is one that the device trained after the run.
         scale: by which samples are standardised; None if the task does not.
+        figures: of the run, and of the chosen model's fit to the validation share; empty for the current run.
         backend: makes what computes the answers, given the task and the number of threads.
     """
 
@@ -54,6 +56,7 @@ class Chosen:
     choice: str = CLUSTER
     trained: OwnModel | None = field(default=None, repr=False)
     scale: Scale | None = field(default=None, repr=False)
+    figures: Mapping[str, Any] = field(default_factory=dict, repr=False)
     backend: MakeBackend = field(default=device_model, repr=False)
 
     @property
@@ -104,8 +107,10 @@ class Chosen:
         self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
     ) -> NDArray[Any]:
         """Return one answer for each sample; see `predict`."""
-        outputs = self.outputs(load_inputs(source, self.bundle.manifest, reading), node=node, ensemble=ensemble)
-        return outputs if self.bundle.manifest.kind == "regression" else classes(outputs)
+        manifest = self.bundle.manifest
+        return answers_of(
+            self.outputs(load_inputs(source, manifest, reading), node=node, ensemble=ensemble), manifest.kind
+        )
 
     def probabilities(
         self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
@@ -115,9 +120,9 @@ class Chosen:
         Raises:
             ConfigError: the task has no classes; otherwise as `outputs`.
         """
-        if self.bundle.manifest.kind == "regression":
-            raise ConfigError("a regression model has no probabilities", hint="leave --probabilities away")
-        return softmax(self.outputs(load_inputs(source, self.bundle.manifest, reading), node=node, ensemble=ensemble))
+        manifest = self.bundle.manifest
+        outputs = self.outputs(load_inputs(source, manifest, reading), node=node, ensemble=ensemble)
+        return probabilities_of(outputs, manifest.kind)
 
     def evaluate(
         self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
@@ -128,7 +133,23 @@ class Chosen:
         outputs = self.outputs(samples.x, node=node, ensemble=ensemble)
         if manifest.kind == "regression":
             return of_numbers(outputs, samples.y)
-        return of_classes(classes(outputs), samples.y, manifest.label.limit)
+        return of_classes(answers_of(outputs, manifest.kind), samples.y, manifest.label.limit)
+
+    def export(self, output: Path, *, node: int | None = None) -> OwnModel:
+        """Write the model of ``node``, by default of the personal choice, as a self-contained ONNX file; return it.
+
+        Raises:
+            TaskError: the task has no ONNX form.
+            ConfigError: the device does not hold the node's model, or the file can't be written.
+        """
+        model = self.at(node)
+        export(self.bundle, model.theta, output, self.scale, self.facts(node))
+        return model
+
+    def facts(self, node: int | None = None) -> dict[str, Any]:
+        """Return what tells a model from others: its run and round, and its fit to the validation share if that is known."""
+        figures = self.figures if node is None else {}
+        return {**figures, "run_id": self.own.run_id.hex(), **self.document(node)}
 
     def document(self, node: int | None = None, *, ensemble: bool = False) -> dict[str, Any]:
         """Return the run, round, cluster and candidate of the model that answers, for JSON output."""
@@ -147,20 +168,6 @@ class Chosen:
         }
 
 
-def classes(outputs: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the class of the largest output, (n, ...)."""
-    found: NDArray[np.int64] = outputs.argmax(axis=-1)
-    return found
-
-
-def softmax(outputs: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the probabilities that logits (..., classes) stand for, in float64."""
-    logits = outputs.astype(np.float64)
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probabilities: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return probabilities
-
-
 def choose(directory: Path, *, live: bool = False, backend: MakeBackend = device_model) -> Chosen:
     """Return the models that answer.
 
@@ -173,13 +180,9 @@ def choose(directory: Path, *, live: bool = False, backend: MakeBackend = device
         IntegrityError: there is no model yet, or a file is damaged.
     """
     membership = DeviceMembership(directory)
-    store = FinishedModels(directory)
-    found = None if live else store.answering()
+    found = None if live else in_use(directory)
     if found is not None:
-        finished, bundle, models = found
-        choice, trained = _personal(store, finished, models[-1])
-        scale = scale_for(bundle.manifest, Scales(directory), finished.run_id)
-        return Chosen(bundle, models, live=False, choice=choice, trained=trained, scale=scale, backend=backend)
+        return replace(found, backend=backend)
     files = DeviceState(directory)
     model = files.load_model()
     package = files.load_run()
@@ -195,24 +198,34 @@ def choose(directory: Path, *, live: bool = False, backend: MakeBackend = device
     return Chosen(run.bundle, (model,), live=True, scale=scale, backend=backend)
 
 
-def _personal(store: FinishedModels, finished: FinishedModel, own: OwnModel) -> tuple[str, OwnModel | None]:
-    """Return the name of the device's choice after a run, and its model if the device trained it.
+def in_use(directory: Path) -> Chosen | None:
+    """Return the finished models of the run that answers; None before the first run has finished.
 
     Raises:
-        IntegrityError: the choice is damaged, or of another task.
+        IntegrityError: a file is damaged, or the personal choice is of another task.
     """
-    found = store.personal(finished)
+    store = FinishedModels(directory)
+    found = store.answering()
     if found is None:
-        return CLUSTER, None
-    choice, body = found
+        return None
+    finished, bundle, models = found
+    scale = scale_for(bundle.manifest, Scales(directory), finished.run_id)
+    chosen = Chosen(bundle, models, live=False, scale=scale, figures=finished.document())
+    personal = store.personal(finished)
+    if personal is None or personal[0].choice == CLUSTER:
+        return chosen
+    choice, body = personal
+    loss = {fit.name: fit.loss for fit in choice.fits}.get(choice.choice)
+    fit = {"validation_loss": loss, "validation_accuracy": None, "validation_samples": choice.samples}
+    chosen = replace(chosen, choice=choice.choice, figures={**chosen.figures, **fit})
     if not choice.length:
-        return choice.choice, None
-    if choice.length != len(own.theta):
+        return chosen
+    if choice.length != len(chosen.own.theta):
         raise IntegrityError(
-            f"the personal model of run {own.run} has {choice.length} coordinates, not {len(own.theta)}",
+            f"the personal model of run {finished.run} has {choice.length} coordinates, not {len(chosen.own.theta)}",
             hint="choose again with: shoal-edge personalise",
         )
-    return choice.choice, replace(own, theta=np.frombuffer(body, "<f4").astype(np.float32))
+    return replace(chosen, trained=replace(chosen.own, theta=np.frombuffer(body, "<f4").astype(np.float32)))
 
 
 def predict(
@@ -232,11 +245,3 @@ def predict(
         ConfigError: the device does not hold the node's model, or both a node and the ensemble are asked for.
     """
     return choose(directory, live=live).predict(source, node=node, ensemble=ensemble)
-
-
-def export(directory: Path, output: Path, *, node: int | None = None, live: bool = False) -> OwnModel:
-    """Write the model of ``node``, by default of the device's personal choice, as a self-contained ONNX file; return it."""
-    chosen = choose(directory, live=live)
-    model = chosen.at(node)
-    exporting.export(chosen.bundle, model.theta, output, chosen.scale)
-    return model

@@ -1,0 +1,278 @@
+"""The files of the model in use: their contents, modes, and every point at which their writer can be killed."""
+
+import json
+import os
+import stat
+import threading
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edge_client.answers.inference import choose
+from edge_client.answers.model_in_use import publish
+from edge_client.run.finishing import back_to_cluster
+from edge_client.storage.finished_models import CandidateFit, FinishedModels, PersonalChoice
+from shoal.digests import sha256
+from shoal.errors import ConfigError, IntegrityError, TaskError
+from shoal.util.files import exclusive
+from tests.helpers import own_trainers
+from tests.helpers.models_in_use import NAMED, finish, theta_of
+from tests.helpers.parties import Parties
+from tests.helpers.power_cuts import cut_at
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "device"
+
+
+def current(directory):
+    """Return the folder of the version in use; None before the first."""
+    link = directory / "in-use" / "current"
+    return link.resolve() if link.is_symlink() else None
+
+
+def pair(directory):
+    """Return what a reader finds: model.json, after a check that it belongs to the model beside it."""
+    folder = (directory / "in-use" / "current").resolve()
+    document = json.loads((folder / "model.json").read_bytes())
+    model = (folder / document["file"]).read_bytes()
+    assert sha256(model).hex() == document["sha256"]
+    if document["file"] == "model.onnx":
+        facts = {p.key: p.value for p in onnx.load_from_string(model).metadata_props}
+        assert facts["run"] == str(document["run"])
+    return document
+
+
+def run_of(directory):
+    """Return the run of the model in use; None before the first."""
+    return pair(directory)["run"] if current(directory) else None
+
+
+def test_nothing_is_there_before_the_first(directory):
+    directory.mkdir(mode=0o700)
+    publish(directory)
+    assert current(directory) is None
+    assert not (directory / "model.onnx").exists()
+
+
+def test_files_say_what_they_hold(directory):
+    finish(directory, 1)
+    publish(directory)
+    document = json.loads((directory / "model.json").read_bytes())
+    assert document == pair(directory)
+    told = {"run": 1, "round": 9, "cluster": 0, "choice": "cluster", "task": "logistic", "kind": "classification"}
+    assert told.items() <= document.items()
+    assert (document["features"], document["labels"]) == (list(NAMED.features), list(NAMED.labels))
+    assert document["validation_accuracy"] == 0.001
+    found = onnx.load(directory / "model.onnx")
+    onnx.checker.check_model(found, full_check=True)
+    facts = {p.key: p.value for p in found.metadata_props}
+    assert facts["features"].split("\n") == list(NAMED.features)
+    assert facts["labels"].split("\n") == list(NAMED.labels)
+
+
+def test_probabilities_are_an_output(directory):
+    finish(directory, 1)
+    publish(directory)
+    session = onnxruntime.InferenceSession((directory / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    assert [o.name for o in session.get_outputs()] == ["outputs", "probabilities"]
+    outputs, probabilities = session.run(None, {"x": np.zeros((2, 4), np.float32)})
+    np.testing.assert_allclose(probabilities, np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_others_may_read_what_they_reach(directory):
+    """Whatever the umask: the files have a mode of their own, and the device's directory stays closed."""
+    before = os.umask(0o077)
+    try:
+        finish(directory, 1)
+        publish(directory)
+    finally:
+        os.umask(before)
+    folder = directory / "in-use"
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (folder, folder / "current", *(folder / "current").iterdir())]
+    assert modes == [0o755, 0o755, 0o644, 0o644]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (directory / "finished").iterdir()} == {0o600}
+
+
+def test_same_model_is_not_written_again(directory):
+    finish(directory, 1)
+    publish(directory)
+    before = (directory / "model.onnx").stat()
+    publish(directory)
+    assert (directory / "model.onnx").stat() == before
+
+
+def test_rollback_goes_back_here_too(directory):
+    for run in (1, 2):
+        finish(directory, run)
+        publish(directory)
+    first = current(directory)
+    FinishedModels(directory).rollback(1)
+    publish(directory)
+    assert run_of(directory) == 1
+    FinishedModels(directory).rollback(2)
+    publish(directory)
+    assert current(directory) == first
+
+
+def test_open_files_and_version_before_stay(directory):
+    finish(directory, 1)
+    publish(directory)
+    folder = (directory / "in-use" / "current").resolve()
+    with (directory / "model.onnx").open("rb") as file:
+        head = file.read(10)
+        for run in (2, 3):
+            assert (folder / "model.json").exists()
+            finish(directory, run)
+            publish(directory)
+        assert (head + file.read()).endswith(theta_of(1).tobytes())
+    assert not folder.exists()
+    assert len([p for p in (directory / "in-use").iterdir() if p.is_dir() and not p.is_symlink()]) == 2
+
+
+def choose_own(directory, run, theta):
+    """Let the device's personal choice be a model that it trained."""
+    choice = PersonalChoice(
+        version=1,
+        run_id=run.to_bytes(16),
+        choice="3",
+        by_hand=False,
+        fits=(CandidateFit("cluster", 0.5), CandidateFit("3", 0.25)),
+        samples=40,
+        folds=0,
+        took_s=1.0,
+        made_at_s=1,
+        length=len(theta),
+    )
+    FinishedModels(directory).save_personal(choice, theta)
+
+
+def test_personal_choice_is_in_use(tmp_path):
+    """The file is the model that `predict` takes, with the figures of its own fit."""
+    directory = Parties(tmp_path, "dev-1").members["dev-1"].directory
+    finish(directory, 1)
+    choose_own(directory, 1, theta_of(5))
+    publish(directory)
+    document = pair(directory)
+    names = ("choice", "validation_loss", "validation_accuracy", "validation_samples")
+    assert [document[name] for name in names] == ["3", 0.25, None, 40]
+    assert (directory / "model.onnx").read_bytes().endswith(choose(directory).at(None).theta.tobytes())
+    back_to_cluster(FinishedModels(directory))
+    publish(directory)
+    assert pair(directory)["validation_accuracy"] == 0.001
+    assert (directory / "model.onnx").read_bytes().endswith(theta_of(1).tobytes())
+
+
+def test_own_training_code_has_a_layout(directory):
+    """A task with a trainer of its own has its parameters and their layout."""
+    task = own_trainers.bundle()
+    theta = np.arange(task.length, dtype=np.float32)
+    finish(directory, 1, theta, task=task)
+    publish(directory)
+    document = pair(directory)
+    body = (directory / "in-use" / "current" / document["file"]).read_bytes()
+    assert document["file"] == "model.bin"
+    sizes = [int(np.prod(p["shape"])) for p in document["parameters"]]
+    assert (sum(sizes), np.frombuffer(body, "<f4").tolist()) == (task.length, theta.tolist())
+    assert not (directory / "model.onnx").exists()
+
+
+def test_damaged_models_leave_the_one_before(directory):
+    finish(directory, 1)
+    publish(directory)
+    finish(directory, 2, np.full(15, np.nan, np.float32))
+    with pytest.raises(TaskError, match="not finite"):
+        publish(directory)
+    finish(directory, 3)
+    for file in (directory / "finished").glob("model-*.bin"):
+        file.write_bytes(b"x")
+    with pytest.raises(IntegrityError):
+        publish(directory)
+    assert run_of(directory) == 1
+
+
+def test_one_writer_at_a_time(directory, monkeypatch):
+    monkeypatch.setattr("edge_client.answers.model_in_use.WAIT_S", 0.0)
+    finish(directory, 1)
+    publish(directory)
+    with exclusive(directory / "in-use", wait_s=0, hint=""), pytest.raises(ConfigError, match="in use by another"):
+        publish(directory)
+
+
+def test_system_errors_are_ours(directory):
+    finish(directory, 1)
+    (directory / "model.json").mkdir()
+    (directory / "model.json" / "x").touch()
+    with pytest.raises(ConfigError, match="can't write"):
+        publish(directory)
+
+
+def test_killed_at_any_change_of_the_disk(tmp_path):
+    """The old pair or the new one, never a mixture; the next start puts the new one in place, and the next model cleans up."""
+    outcomes, cuts = set(), 0
+    while True:
+        directory = tmp_path / str(cuts)
+        for run in (1, 2):
+            finish(directory, run)
+            publish(directory)
+        finish(directory, 3)
+        ended = cut_at(cuts, publish, directory)
+        outcomes.add(run_of(directory))
+        publish(directory)
+        assert run_of(directory) == json.loads((directory / "model.json").read_bytes())["run"] == 3
+        finish(directory, 4)
+        publish(directory)
+        left = {p.name for p in (directory / "in-use").iterdir()} - {".lock", "current", ".current.link"}
+        assert len(left) <= 2
+        if ended:
+            break
+        cuts += 1
+    assert outcomes == {2, 3}
+    assert cuts > 8
+
+
+def test_first_model_killed_at_any_change(tmp_path):
+    cuts = 0
+    while True:
+        directory = tmp_path / str(cuts)
+        finish(directory, 1)
+        ended = cut_at(cuts, publish, directory)
+        assert run_of(directory) in (None, 1)
+        publish(directory)
+        assert {p.name for p in directory.iterdir()} == {"finished", "in-use", "model.onnx", "model.json"}
+        assert run_of(directory) == 1
+        if ended:
+            break
+        cuts += 1
+
+
+def test_readers_find_pairs_in_all_changes(directory):
+    """Readers who resolve the link first always find two files that belong together."""
+    finish(directory, 1)
+    publish(directory)
+    ended, seen, wrong = threading.Event(), set(), []
+
+    def read():
+        while not ended.is_set():
+            try:
+                seen.add(pair(directory)["run"])
+            except FileNotFoundError:
+                continue  # two models came in between
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for run in range(2, 12):
+        finish(directory, run)
+        publish(directory)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(seen) > 1
