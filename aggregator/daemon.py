@@ -43,7 +43,7 @@ from aggregator.strategies.registry import TooManyComparedError
 from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, reason_of
+from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, WireError, reason_of
 from shoal.membership.roster import ReplacedError
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.topics import TopicKind, Topics
@@ -142,10 +142,13 @@ class Daemon:
         self._presences = PresenceInbox(self._membership, self._watch)
         self._live = LiveFile(self._membership.directory, self._watch)
         self._orders = OwnerOrders(self._membership.directory)
-        self._control = RunControl(self._membership, self._orders, lambda: self._service, self._refresh_status)
+        self._control = RunControl(
+            self._membership, self._orders, lambda: self._service, self._refresh_status, self._watch
+        )
         self._requests = OwnerRequests(self._membership, self._transport, self._orders, self._control)
         self._notices = NoticeBoard(self._membership, self._transport, self._orders)
         self._ended: set[bytes] = set()
+        self._order_due_s = 0.0
         self._page = FleetPage(config, self._membership, self._transport)
         self._manager = ServiceManager.from_environment()
 
@@ -197,6 +200,8 @@ class Daemon:
                     told_idle = False
                     self._serve_run(run)
                     continue
+                if self._begins_next():
+                    continue
                 self._look_back()
                 if self._config.once and self._may_end():
                     if self._damage is not None:
@@ -217,6 +222,18 @@ class Daemon:
             self._let_go()
             self._requests.close()
             self._transport.close()
+
+    def _begins_next(self) -> bool:
+        """Begin the next run of the owner's standing order if it is due; return whether there is a new run."""
+        now_s = time.monotonic()
+        if self._held_back or now_s < self._order_due_s:
+            return False
+        self._order_due_s = now_s + LOOK_AFTER_S
+        try:
+            return self._control.standing.begin_next()
+        except (UntrustedError, IntegrityError, WireError) as error:
+            self._say_once(f"the standing order can't go on: {error}", hint=error.hint)
+            return False
 
     def _introduce(self) -> None:
         """Publish the roster at this aggregator's first start: devices that knew another one must not wait for the next run."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.state import WORDS, Order, RunPhase, may_follow, phase_of
 from aggregator.run_log import cluster_sizes
+from aggregator.standing import StandingOrders
 from aggregator.status import versions
 from aggregator.status.answers import (
     MOST_NAMES,
@@ -25,6 +26,7 @@ from aggregator.status.answers import (
 )
 from aggregator.status.record import NOT_SERVED, REVOKED, FleetStatus
 from aggregator.status.stored import fleet_status, stored_run
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.signed_runs import (
     RunFile,
     RunFiles,
@@ -38,7 +40,7 @@ from aggregator.strategies.registry import TooManyComparedError
 from crypto.seal.identity import open_document
 from shoal import limits
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireVersionError
-from shoal.membership.signed_plans import open_plan
+from shoal.membership.signed_plans import open_package
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
@@ -77,6 +79,10 @@ class RunControl:
         orders: the owner's orders, on disk.
         serving: returns the service that is open now, also of a finished run; None without one.
         refresh: writes the daemon's facts for `status`; called before they are read.
+        watch: what devices say of themselves.
+
+    Attributes:
+        standing: the owner's standing order.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class RunControl:
         orders: OwnerOrders,
         serving: Callable[[], RunService | None],
         refresh: Callable[[], None] = lambda: None,
+        watch: FleetWatch | None = None,
     ) -> None:
         self._membership = membership
         self._orders = orders
@@ -92,6 +99,7 @@ class RunControl:
         self._refresh = refresh
         self._files = RunFiles(membership, lambda _name, _reason: None)
         self._changed: list[RunPlan] = []
+        self.standing = StandingOrders(membership, self._files, orders, watch or FleetWatch())
 
     def carry_out(self, request: OwnerRequest, package: bytes) -> RunPage | FleetStatus:
         """Carry out a request and return the document of the answer; the request's number is durable on return.
@@ -114,6 +122,8 @@ class RunControl:
                 f"this aggregator (shoal {VERSION}) does not know the request",
                 hint="upgrade the aggregator, or use an earlier shoal-fleet",
             )
+        if request.schedule:
+            return self._of_schedule(request)
         if action in ORDERS:
             return RunPage((self._order(request),))
         if action is RequestAction.CHOOSE:
@@ -121,7 +131,7 @@ class RunControl:
         self._orders.accept(request.sequence)
         match action:
             case RequestAction.START:
-                return RunPage((self._start(package),))
+                return self._start(package)
             case RequestAction.LIST:
                 return RunPage(tuple(map(self._entry, self._files.all())))
             case RequestAction.STATUS:
@@ -131,9 +141,15 @@ class RunControl:
 
     # ---------------------------------------------------------------------------------------------------------- start
 
-    def _start(self, package: bytes) -> RunEntry:
+    def _start(self, package: bytes) -> RunPage:
         """Store a run as if its file had been carried here; the same run again changes nothing."""
         plan, signed = self._opened(package)
+        if plan.schedule is not None:
+            try:
+                self.standing.take(package, plan)
+            except UntrustedError as error:
+                raise UnfulfilledError(Outcome.REFUSED, str(error), hint=error.hint) from error
+            return RunPage((), schedule=self.standing.entry())
         known = self._numbered(plan.run)
         if known is None:
             self._check_startable(plan)
@@ -145,7 +161,8 @@ class RunControl:
                 f"another run {plan.run} is here",
                 hint="sign the run again: it gets another number. Was the owner's directory restored from a backup?",
             )
-        return dataclasses.replace(self._entry(known), left_out=self._left_out(plan), short=self._short(plan))
+        entry = dataclasses.replace(self._entry(known), left_out=self._left_out(plan), short=self._short(plan))
+        return RunPage((entry,))
 
     def _left_out(self, plan: RunPlan) -> tuple[str, ...]:
         """Return the first MOST_NAMES devices of the roster that are known not to speak the run's wire version."""
@@ -170,8 +187,8 @@ class RunControl:
 
     def _opened(self, package: bytes) -> tuple[RunPlan, bytes]:
         try:
-            signed = decode(package, RunPackage).plan
-            plan = open_plan(signed, self._membership.owner_key)
+            parts = decode(package, RunPackage)
+            plan, signed = open_package(parts, self._membership.owner_key), parts.plan
         except WireVersionError as error:
             hint = "upgrade the aggregator" if error.later else error.hint
             raise UnfulfilledError(Outcome.REFUSED, str(error), hint=hint) from error
@@ -203,6 +220,26 @@ class RunControl:
         self._orders.accept(request.sequence, run.plan.run_id, order)
         self._changed.append(run.plan)
         return self._entry(run)
+
+    def _of_schedule(self, request: OwnerRequest) -> RunPage:
+        """Report the standing order, or pause, resume or stop it: the run that is under way goes on."""
+        plan = self.standing.plan
+        if plan is None or plan.schedule is None:
+            self._orders.accept(request.sequence)
+            raise UnfulfilledError(
+                Outcome.UNKNOWN, "the aggregator has no standing order", hint="shoal-fleet schedule signs one"
+            )
+        order, before = ORDERS.get(RequestAction(request.action)), self._orders.of(plan.schedule.order)
+        if order is None:
+            self._orders.accept(request.sequence)
+        elif not may_follow(before, order):
+            self._orders.accept(request.sequence)
+            raise UnfulfilledError(
+                Outcome.NOT_NOW, "the standing order was stopped", hint="shoal-fleet schedule signs a new one"
+            )
+        else:
+            self._orders.accept(request.sequence, plan.schedule.order, order)
+        return RunPage((), schedule=self.standing.entry())
 
     def apply(self, now_s: float) -> None:
         """Put new orders in force at the service that is open.

@@ -59,9 +59,10 @@ from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
 from shoal.membership.roster import ReplacedError
 from shoal.protocol.chunking import LaterKindError
-from shoal.protocol.codec import decode
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import DeclineReason
+from shoal.protocol.states import NO_TRANSCRIPT
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
@@ -144,6 +145,7 @@ class RunService:
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         average, parts = StoredMean(run, backend, self._store.directory), decode(package, RunPackage)
+        self._before = parts.before, parts.transcript
         self._engine = Engine(
             run,
             make_strategy(run, backend, average),
@@ -158,7 +160,7 @@ class RunService:
             membership,
             transport,
             self._on_report,
-            parts.plan,
+            encode(dataclasses.replace(parts, task=b"", origins=b"")),
             clock=self.watch.clock,
         )
         if run.workers:
@@ -285,9 +287,15 @@ class RunService:
 
     def _hold_keys(self) -> None:
         """Tell the engine about secrets that are newer than the run's, if there are any."""
-        member = self._membership
+        member, run = self._membership, self._run
         if member.next is not None:
             self.feed(KeysHeld(member.next.keys_since))
+        if run.follows and run.key_version != member.roster.keys_since and not self._state.held.closed:
+            # Devices that had not begun it by now never will. The order's next turn is under the newer keys.
+            LOG.warning(
+                "run dropped: the owner has drawn new keys before its first round", extra={"kv": {"run": run.run}}
+            )
+            self.feed(Ordered(Order.STOP_NOW))
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport; a message that is refused is logged and changes nothing else.
@@ -348,8 +356,16 @@ class RunService:
             return
         transfer = self._inbound.presence(device, payload, now_s)
         event = None if transfer is None else self._presences.take(device, transfer, retained=retained)
+        if isinstance(event, CameOnline):
+            event = dataclasses.replace(event, origins=self._origins_of(device))
         if event is not None and self._members.device(device) is not None:
             self.feed(event)
+
+    def _origins_of(self, device: str) -> tuple[int, ...]:
+        """Return the origins of a later run of a standing order that a device holds: models of the run before, or of this one."""
+        held = self.watch.held.get(device)
+        here = (self._run.run, NO_TRANSCRIPT), self._before
+        return () if held is None or (held.run, held.transcript) not in here else held.own
 
     def flush(self, now_s: float) -> None:
         """Start to commit the uploads that arrived, unless a commit is already under way."""

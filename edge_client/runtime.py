@@ -37,6 +37,8 @@ from edge_client.reporting import Results
 from edge_client.run.beginning import NotMeantError, RunFollower
 from edge_client.run.finishing import Finisher
 from edge_client.run.jobs import JobFactory
+from edge_client.run.policy import check_turn
+from edge_client.storage.rest import Rest
 from edge_client.storage.state import DeviceState
 from edge_client.vitals import EVERY_S, measure
 from shoal.errors import (
@@ -137,6 +139,7 @@ class DeviceRuntime:
         self._uniform = uniform
         self._hand_back = results
         self._files = DeviceState(membership.directory)
+        self._rest = Rest(membership.directory)
         pending = self._files.pending.load()
         self._jobs = JobFactory(
             membership,
@@ -284,6 +287,7 @@ class DeviceRuntime:
         self._now_s = now_s
         with self._stopping_on_disk_errors():
             self._chunks.expire(now_s)
+            self._rest.keep_up(now_s)
             self._go_on(self.session.tick(self._facts()))
             if not self.session.stopped:
                 self._results.keep_up(now_s)
@@ -307,6 +311,7 @@ class DeviceRuntime:
         self._worker.close()
         try:
             self._results.save_model(self._now_s, durable=True)
+            self._rest.keep_up(self._now_s, closing=True)
         finally:
             try:
                 self._publish_presence(online=False)
@@ -492,6 +497,7 @@ class DeviceRuntime:
             vitals=vitals,
             left_out=self._jobs.left_out.count if online else 0,
             contrary=contrary,
+            held=models.to_follow()[0] if online and models is not None and models.plan.schedule is not None else None,
         )
         self._transport.publish(*told, retain=True)
 
@@ -544,7 +550,10 @@ class DeviceRuntime:
                 raise AssertionError(action)
 
     def _run_done(self, plan: RunPlan) -> None:
-        self.runs_done += self._results.finish(plan, self.session, self._now_s)
+        new = self._results.finish(plan, self.session, self._now_s)
+        self.runs_done += new
+        if new:
+            self._rest.begin(self._now_s)
         self._publish_presence(online=True)  # the model that answers has changed
         self._uplink.forget(self.session.round.mark, self.session.round.transfer, self._jobs.private)
 
@@ -596,10 +605,16 @@ class DeviceRuntime:
     # ----------------------------------------------------------------------------------------------------------- run
 
     def _open_run(self, package: memoryview) -> None:
-        if self._takes(package, lambda: self._following.begun(package, self._run, self.session.round.mark.run)):
+        def begun() -> Run | None:
+            return self._following.begun(package, self._run, self.session.round.mark.run, self._check_turn)
+
+        if self._takes(package, begun):
             self._keep_run(package)
         elif self._following.late is not None:
             self._tell(io.RunNeedsCheckpoint(self._following.late.plan))
+
+    def _check_turn(self, plan: RunPlan) -> None:
+        check_turn(plan, rested_s=self._rest.seconds(self._now_s), now_s=int(self._clock_s()))
 
     def _begin_late(self, model: io.ModelTransfer) -> None:
         """Begin a run with a checkpoint, on a device that could not open the run package."""
@@ -680,6 +695,8 @@ class DeviceRuntime:
     def _keep_run(self, package: bytes | memoryview) -> None:
         """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
         self._following.keep(package)
+        if self._run is not None and self._run.plan.schedule is not None:
+            self._publish_presence(online=True)  # which models the device begins with
         self._tell(io.RunStored())
 
     # --------------------------------------------------------------------------------------------------------- round

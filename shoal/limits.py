@@ -11,6 +11,15 @@ an mmap each time and takes three times as long."""
 LEAST_CHUNK_BYTES: Final = 3072
 """Smallest payload of a chunk that a setting may ask for, or that a broker's refusals lead to."""
 
+MAX_SCHEDULED_RUNS: Final = 500
+"""Most runs of one standing order: more than a year of daily ones, and fewer than the numbers that a restored owner skips."""
+
+MAX_INTERVAL_S: Final = 366 * 24 * 3600
+"""Longest time between two runs of a standing order: a year."""
+
+MAX_FOLLOWED_MODELS: Final = 64
+"""Most models of a run with which the next run of a standing order begins: a presence lists those that its device holds."""
+
 MAX_PACKET_BYTES: Final = 1024 * 1024
 """Largest MQTT packet we accept or send."""
 

@@ -270,8 +270,10 @@ class Engine:
     def _apply(self, state: EngineState, event: EngineEvent) -> EngineState:
         """Return the state with the facts of ``event`` recorded."""
         match event:
-            case CameOnline(device):
+            case CameOnline(device, origins):
                 state = on_online(state, device)
+                held = state.held.with_origins(device, origins)
+                state = state if held is state.held else dataclasses.replace(state, held=held)
             case WentOffline(device):
                 state = on_offline(state, device)
             case Left(device):

@@ -168,6 +168,7 @@ class HeldModels:
         spares: model -> further checkpoints of the final round.
         signed: the statements of the last round in which enough devices signed for a certificate, by device.
         links: encoded TranscriptEntry of each round after that one, at most `MAX_LINKS`.
+        shipped: whether all devices have the origins from the run package.
     """
 
     key_version: int
@@ -184,13 +185,26 @@ class HeldModels:
     spares: Mapping[int, tuple[KeptCheckpoint, ...]] = field(default_factory=dict)
     signed: Mapping[str, bytes] = field(default_factory=dict)
     links: tuple[bytes, ...] = ()
+    shipped: bool = True
 
     @classmethod
     def begin(cls, run: RunPlan, devices: Iterable[str], key_version: int) -> HeldModels:
-        """Return the models before round 1: the run's origins, which ``devices`` have from the run package."""
+        """Return the models before round 1: the run's origins, which ``devices`` have from the run package.
+
+        A later run of a standing order ships none but that of the statistics: each device says which it has (`with_origins`).
+        """
         states = States.of_origins(run.origins)
-        origins = Named(0, tuple(sorted(states.names.values())))
-        return cls(key_version, states, named=dict.fromkeys(sorted(devices), origins))
+        shipped = sorted(states.names.values())[run.without_statistics.origins if run.follows else 0 :]
+        named = dict.fromkeys(sorted(devices), Named(0, tuple(shipped)))
+        return cls(key_version, states, named=named, shipped=not run.follows)
+
+    def with_origins(self, device: str, origins: Iterable[int]) -> HeldModels:
+        """Return the models once a device has said which origins it has; after the first round its statements say more."""
+        if self.shipped or self.closed:
+            return self
+        known = self.named.get(device, Named(0, ()))
+        states = {*known.states, *(StateId(origin, 0) for origin in origins)}
+        return dataclasses.replace(self, named={**self.named, device: Named(0, tuple(sorted(states)))})
 
     @classmethod
     def none(cls, key_version: int) -> HeldModels:

@@ -48,7 +48,7 @@ def unable(
         available: the devices.
         least: statements that certify a state.
     """
-    if not held.closed:
+    if not held.closed and held.shipped:
         return ()  # all begin with the run package
     needed = _needs(plan, offers)
     return tuple(d for d in available if not needed(d) <= held.in_reach(d, least))

@@ -138,9 +138,10 @@ def check_transition(before: EngineState, after: EngineState) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CameOnline:
-    """A device announced that it is online."""
+    """A device announced that it is online, and which origins of a later run of a standing order it holds."""
 
     device: str
+    origins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class WorkerMessages:
         membership: the coordinator's.
         transport: client of the broker.
         on_report: takes each report.
-        plan: as the owner signed it.
+        plan: its run package, without task and origins.
         on_done: takes each answer to a job.
         clock: returns unix seconds.
     """

@@ -18,8 +18,10 @@ from aggregator.workers import ThreadWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, ShoalError, TakenOverError, UntrustedError, reason_of
-from shoal.membership.signed_plans import open_plan
+from shoal.membership.signed_plans import open_package
 from shoal.protocol import channels
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPackage
 from shoal.protocol.jobs import JobKind
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
@@ -160,7 +162,7 @@ class WorkerDaemon:
 
     def _begin(self, order: ShardOrder) -> None:
         """Follow the run of an order in place of the one before."""
-        run = open_plan(order.plan, self._membership.owner_key)
+        run = open_package(decode(order.plan, RunPackage), self._membership.owner_key)
         if (run.fleet, run.run_id) != (self._membership.fleet, order.run_id):
             raise UntrustedError("an order with the plan of another run")
         if self._service is not None:

@@ -92,12 +92,36 @@ class LogRecord:
     bytes_up: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEntry:
+    """The owner's standing order.
+
+    Attributes:
+        first, count: number of its first run, and of its runs at most.
+        begun: number of its runs that have begun.
+        interval_s, until_s: see `shoal.protocol.documents.Schedule`.
+        waits: why the next run has not begun; empty if it is about to.
+    """
+
+    first: int
+    count: int
+    begun: int
+    algorithm: str
+    interval_s: int
+    until_s: int
+    waits: str
+
+
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Answer about runs by number: all of them to LIST, else the one in question; LOGS adds its last records, oldest first."""
+    """Answer about runs by number: all of them to LIST, else the one in question; LOGS adds its last records, oldest first.
+
+    A question about the standing order has that alone.
+    """
 
     runs: tuple[RunEntry, ...]
     records: tuple[LogRecord, ...] = ()
+    schedule: ScheduleEntry | None = None
 
 
 def encoded(page: RunPage | FleetStatus) -> bytes:

@@ -16,7 +16,7 @@ from shoal.transport.base import Connected, Disconnected, Unreached
 
 if TYPE_CHECKING:
     from aggregator.rounds.state import EngineState
-    from shoal.protocol.messages import DeclineReason, Presence
+    from shoal.protocol.messages import DeclineReason, ModelsHeld, Presence
     from shoal.transport.base import TransportEvent
 
 SETTLED_S: Final = 10.0
@@ -172,6 +172,7 @@ class FleetWatch:
         clock: as given.
         connection, devices: the recorders.
         births: signature key of a device -> its newest incarnation (`Presence.birth`).
+        held: device -> the models of a standing order's run that it holds, by its newest presence.
     """
 
     def __init__(
@@ -181,9 +182,12 @@ class FleetWatch:
         self.connection = ConnectionWatch(broker, clock)
         self.devices = DeviceWatch(clock, known)
         self.births: dict[bytes, int] = {}
+        self.held: dict[str, ModelsHeld] = {}
 
     def came(self, presence: Presence, *, retained: bool) -> None:
         """Record a verified presence."""
+        if presence.held is not None:
+            self.held[presence.device] = presence.held
         self.devices.came(presence, retained=retained, settled=self.connection.settled)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aggregator.membership import RUNS_DIRECTORY, TOLD_FILE
-from aggregator.storage.signed_runs import CHOICE_FILE, ORDERS_FILE, read_orders, write_orders
+from aggregator.storage.signed_runs import CHOICE_FILE, ORDER_FILE, ORDERS_FILE, read_orders, write_orders
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.membership import backup as backups
@@ -34,7 +34,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import AggregatorGrant
 from shoal.util.files import private_directory, read_limited, write_atomic
 
-SAVED: Final = (KEY_FILE, LEAST_FILE, ROSTER_FILE, f"{NEXT_FILE}.*", GRANT_FILE, ORDERS_FILE, CHOICE_FILE)
+SAVED: Final = (KEY_FILE, LEAST_FILE, ROSTER_FILE, f"{NEXT_FILE}.*", GRANT_FILE, ORDERS_FILE, CHOICE_FILE, ORDER_FILE)
 """Files of a backup in the order of reading: of two that belong together, first the one that the running program writes last."""
 DIGEST_BYTES: Final = 32
 

@@ -22,7 +22,7 @@ from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.state import Order, newest
 from aggregator.storage.store import DATABASE, read_key_version, read_last_record, read_plan, readable
 from shoal.errors import ConfigError, DocumentError, IntegrityError, ShoalError, UntrustedError
-from shoal.membership.signed_plans import open_plan
+from shoal.membership.signed_plans import open_package
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.util.files import read_if_there, write_atomic
@@ -30,6 +30,8 @@ from shoal.util.state_codec import decode_state, encode_state
 
 ORDERS_FILE: Final = "orders.json"
 CHOICE_FILE: Final = "choice.signed"
+ORDER_FILE: Final = "standing.order"
+"""The run package of the newest standing order, as the owner's last request has brought it."""
 DAMAGED_HINT: Final = (
     "take the file from a backup; without it paused and stopped runs go on, and requests that were recorded in the last ten "
     "minutes could be repeated"
@@ -211,11 +213,11 @@ class RunFiles:
         return known[1]
 
     def _read(self, path: Path) -> RunFile:
-        signed = decode(path.read_bytes(), RunPackage).plan
-        plan = open_plan(signed, self._membership.owner_key)
+        package = decode(path.read_bytes(), RunPackage)
+        plan = open_package(package, self._membership.owner_key)
         if plan.fleet != self._membership.fleet:
             raise UntrustedError(f"a run of fleet {plan.fleet!r}")
-        return RunFile(path, plan, signed)
+        return RunFile(path, plan, package.plan)
 
     def package(self, run: RunFile) -> bytes:
         """Return the contents of a run file: plan, task and sealed origins.

@@ -253,6 +253,16 @@ class VersionKey:
         self.skip_to_run(plan.run)
         return self.begin_run(plan.run_id)
 
+    def peek_run(self, run: int, run_id: bytes) -> RoundKeys:
+        """Return the keys of round 0 of a run without a step of this key.
+
+        Raises:
+            IntegrityError: as `skip_to_run`.
+        """
+        ahead = VersionKey(self.fleet, self.number, self.reveal(), self.next_run)
+        ahead.skip_to_run(run)
+        return ahead.begin_run(run_id).take()
+
     def skip_to_run(self, run: int) -> None:
         """Step on to run number ``run`` without beginning the runs in between.
 

@@ -44,6 +44,7 @@ from shoal.protocol.states import (
     NO_TRANSCRIPT,
     RETAINED_STEPS,
     HeldState,
+    Offer,
     StateCertificate,
     StateId,
     read_certificate,
@@ -105,7 +106,7 @@ class StateIndex:
         key_version, next_round, chain: the key chain.
         pending: ascending by round.
         states: the states held, whose files have these digests.
-        transcript: the run's transcript after the announcement of round ``transcript_round``.
+        transcript: the run's transcript after the announcement of round ``transcript_round``, and the models that this offered.
         longest: norm of the device's longest update in the run; 0 before the first.
     """
 
@@ -120,14 +121,19 @@ class StateIndex:
     transcript_round: U32 = 0
     transcript: Fixed32 = NO_TRANSCRIPT
     longest: float = 0.0
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The run's transcript as this device knows it: the head after the announcement of ``round``, 0 before the first."""
+    """The run's transcript as this device knows it: the head after the announcement of ``round``, 0 before the first.
+
+    ``offers`` are the models of that announcement, with which the next run of a standing order may begin.
+    """
 
     round: int = 0
     head: bytes = NO_TRANSCRIPT
+    offers: tuple[Offer, ...] = ()
 
 
 class StateStore:
@@ -198,7 +204,7 @@ class StateStore:
         }
         chain = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
         store = cls(folder, chain, pending, index.states)
-        store.transcript = Transcript(index.transcript_round, index.transcript)
+        store.transcript = Transcript(index.transcript_round, index.transcript, index.offers)
         store.longest = index.longest
         store._certified = _named_in(read_certificate_file(folder))
         store._clear_folder()
@@ -430,6 +436,7 @@ class StateStore:
                 transcript_round=transcript.round,
                 transcript=transcript.head,
                 longest=self.longest,
+                offers=transcript.offers,
             )
         )
         write_checked(self._folder / INDEX_FILE, index)

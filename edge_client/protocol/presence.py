@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from edge_client.protocol.session_io import Facts
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Member
-    from shoal.protocol.messages import Announcement, DeclineReason, Vitals
+    from shoal.protocol.messages import Announcement, DeclineReason, ModelsHeld, Vitals
     from shoal.protocol.states import TranscriptHead
     from shoal.transport.base import Qos, Transport, Will
     from shoal.transport.stored import StoredBytes
@@ -75,6 +75,7 @@ def presence(
     contrary: Sequence[str] = (),
     rival: int = 0,
     doubted: bool = False,
+    held: ModelsHeld | None = None,
 ) -> Will:
     """Return topic and payload of the device's presence.
 
@@ -89,6 +90,7 @@ def presence(
         left_out: number of damaged samples that the device leaves out.
         contrary: devices that have signed another history or state of the run than this device was shown.
         rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
+        held: the models that the device could begin the next run of a standing order with.
         doubted: whether the model with which the device answers is right no more often than the device's most common label.
     """
     sent_at_s = int(time.time() if at_s is None else at_s)
@@ -108,6 +110,7 @@ def presence(
             contrary=tuple(contrary[:MOST_CONTRARY]),
             rival=rival,
             doubted=doubted,
+            held=held,
         )
     )
     envelope = PRESENCE.head(membership.fleet, membership.name)

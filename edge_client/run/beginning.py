@@ -15,7 +15,7 @@ after its successor is durable, so that a power cut leaves one of the two.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,8 +44,11 @@ from shoal.membership.grants import OWNER_NAME
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.messages import STATISTICS_MODELS
+from shoal.protocol.states import NO_TRANSCRIPT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
     from edge_client.membership import DeviceMembership
     from edge_client.storage.state import DeviceState
@@ -75,8 +78,11 @@ class OpenedRun:
     states: ModelStates
 
 
-def open_run(package: bytes | memoryview, membership: DeviceMembership) -> OpenedRun:
+def open_run(package: bytes | memoryview, membership: DeviceMembership, before: HeldModels | None = None) -> OpenedRun:
     """Return the run of a package, with its task, and its origins as states.
+
+    ``before`` has the models of the device's last run. A later run of a standing order begins with them; a device that lacks one
+    takes a checkpoint.
 
     Raises:
         NotEnrolledError: the device lacks the key version under which the package is sealed.
@@ -87,7 +93,14 @@ def open_run(package: bytes | memoryview, membership: DeviceMembership) -> Opene
     version, chain = _chain_of(plan, plan.key_version, membership)
     keys = chain.take()
     parts = decode(package, RunPackage)
-    bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), keys, membership), plan)
+    task_keys = keys if plan.schedule is None else version.peek_run(*plan.task_run)
+    bundle = task_of(_open(parts.task, task_purpose(plan.task_digest), task_keys, membership), plan)
+    if plan.follows:
+        carried = _carried(plan, parts, before)
+        states = ModelStates.of_origins(carried, keys)
+        whole = carried.get(0)
+        start = None if whole is None else _figures(whole, bundle)
+        return OpenedRun(run=Run(plan=plan, bundle=bundle, start=start), version=version, chain=chain, states=states)
     raw = _open(parts.origins, origins_purpose(plan.run_id), keys, membership)
     if len(raw) != 4 * plan.origins * plan.length:
         raise IntegrityError(f"{len(raw)} bytes of origins, not {plan.origins} of {plan.length} coordinates")
@@ -100,16 +113,39 @@ def open_run(package: bytes | memoryview, membership: DeviceMembership) -> Opene
     return OpenedRun(run=run, version=version, chain=chain, states=states)
 
 
+def _carried(plan: RunPlan, parts: RunPackage, before: HeldModels | None) -> dict[int, Float32Vector]:
+    """Return the origins of a later run of a standing order that this device holds, (d,) float32 by number.
+
+    Raises:
+        UntrustedError: the device has models of a later run of the order than those, or another number of them.
+    """
+    found: dict[int, Float32Vector] = {}
+    if before is not None:
+        told, models = before.to_follow()
+        begun = told is None or told.transcript != NO_TRANSCRIPT
+        if begun and parts.before < before.plan.run and before.plan.run >= plan.run - plan.turn:
+            raise UntrustedError(
+                f"run {plan.run} begins with the models of run {parts.before}, and this device has those of run {before.plan.run}"
+            )
+        if told is not None and (told.run, told.transcript) == (parts.before, parts.transcript):
+            if told.models != parts.models:
+                raise UntrustedError(f"run {plan.run} begins with {parts.models} models, and {told.models} are there")
+            found = models
+    if plan.statistics:
+        found[parts.models] = np.zeros(plan.length, np.float32)
+    return found
+
+
 def keep_run(
     begun: OpenedRun, package: bytes | memoryview, membership: DeviceMembership, files: DeviceState
 ) -> HeldModels:
     """Make a run durable that begins, erase keys and states of the one before, and return the models held."""
     store = StateStore.begin(membership.directory, begun.chain)
     store.commit(begun.states, applied=begun.chain.next_round - 1)
-    plan = decode(package, RunPackage).plan
     start = begun.run.start
     # Not the origins: with the next state they would show the clear mean of the first round, see `fresh_start`.
-    files.save_run(encode(RunPackage(plan, begun.run.bundle.to_bytes(), b"" if start is None else encode(start))))
+    origins = b"" if start is None else encode(start)
+    files.save_run(encode(replace(decode(package, RunPackage), task=begun.run.bundle.to_bytes(), origins=origins)))
     membership.keep_version(begun.version)
     return HeldModels(begun.run, membership, store, begun.states)
 
@@ -280,13 +316,16 @@ class RunFollower:
             return None
         return run
 
-    def begun(self, package: bytes | memoryview, current: Run | None, least_run: int) -> Run | None:
+    def begun(
+        self, package: bytes | memoryview, current: Run | None, least_run: int, check: Callable[[RunPlan], None]
+    ) -> Run | None:
         """Return the run of a package; None if it is known already, or this device must begin it with a checkpoint.
 
         Args:
             package: the run package from the aggregator.
             current: the run that the device follows now.
             least_run: number of the newest run that the device has ever followed.
+            check: checks that the run may begin now.
 
         Raises:
             NotEnrolledError: the keys of the plan's version have not arrived.
@@ -309,9 +348,13 @@ class RunFollower:
         member = self._membership
         if member.roster.only(plan.recipe.only).device(member.name) is None:
             raise NotMeantError(plan)
+        check(plan)
         self.late = None
         try:
-            self._begun = open_run(package, self._membership)
+            if plan.follows and plan.key_version < self._membership.roster.keys_since:
+                # A device that was revoked since has these keys. Who takes part by now has a certified model.
+                raise NotEnrolledError("the owner has replaced the keys of this standing order")
+            self._begun = open_run(package, self._membership, self.held)
         except NotEnrolledError:
             if plan.key_version > self._membership.newest_generation:
                 raise
@@ -332,7 +375,8 @@ class RunFollower:
     def refuse(self, package: bytes | memoryview, run: Run) -> None:
         """Store a run that this device can't do, with its task in clear and without origins, for `shoal-edge doctor`."""
         self._begun = None
-        self._files.save_refused(encode(RunPackage(decode(package, RunPackage).plan, run.bundle.to_bytes(), b"")))
+        parts = decode(package, RunPackage)
+        self._files.save_refused(encode(replace(parts, task=run.bundle.to_bytes(), origins=b"")))
 
     def keep(self, package: bytes | memoryview) -> None:
         """Store the run that `begun` or `taken` returned last, and erase the secrets before its own."""

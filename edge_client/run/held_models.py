@@ -33,6 +33,7 @@ from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, Transcript
 from edge_client.run.history import SignedElsewhereError, certifying, check_history
 from edge_client.run.policy import check_mean, mean_limit
+from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ForkedHistoryError, MissingStateError, ShoalError, UntrustedError, WireError
 from shoal.membership.statements import (
@@ -49,6 +50,7 @@ from shoal.protocol.messages import (
     STATISTICS_MODELS,
     Announcement,
     Assignment,
+    ModelsHeld,
     statistics_model,
 )
 from shoal.protocol.precision.codec import decode as decode_vector
@@ -61,6 +63,7 @@ from shoal.protocol.states import (
     HeldState,
     MeanHeader,
     MeanRef,
+    Offer,
     RoundModels,
     StateCertificate,
     StateId,
@@ -162,6 +165,27 @@ class HeldModels:
         known = self._store.transcript
         round_ = FORKED_ROUND if self.left else known.round
         return TranscriptHead(self._store.run_id, round_, known.head) if round_ else None
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan of the run."""
+        return self._run.plan
+
+    def to_follow(self) -> tuple[ModelsHeld | None, dict[int, Float32Vector]]:
+        """Return with which models the next run of a standing order could begin here, and those vectors (d,) float32 by origin.
+
+        None if the device has left the run, or if it has too many models.
+        """
+        plan, known = self.plan, self._store.transcript
+        offers = known.offers or tuple(Offer(m, StateId(m, 0)) for m in range(plan.without_statistics.origins))
+        held, here = RoundModels(0, offers), {id_: state.theta for id_, state in self._states.held.items()}
+        models = [offer.model for offer in offers if offer.model not in FOR_ALL]
+        if self.left or len(models) > limits.MAX_FOLLOWED_MODELS:
+            return None, {}
+        lacks = {offer.model for offer in offers if offer.at not in here}
+        own = {} if SHARED_MODEL in lacks else {i: m for i, m in enumerate(models) if m not in lacks}
+        told = ModelsHeld(run=plan.run, run_id=plan.run_id, transcript=known.head, models=len(models), own=tuple(own))
+        return told, {i: assembled(plan, held, model, here) for i, model in own.items()}
 
     @property
     def left(self) -> bool:
@@ -498,7 +522,7 @@ class HeldModels:
             StorageError: the disk is full or fails; the states and keys of the round before are still there.
         """
         round_ = announcement.round
-        transcript = Transcript(round_, announcement.held.transcript)
+        transcript = Transcript(round_, announcement.held.transcript, announcement.held.offers)
         self._certify()
         self._store.commit(
             self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript

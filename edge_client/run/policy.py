@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from crypto.mask.modes.registry import MODES
 from shoal.errors import IntegrityError, UntrustedError
-from shoal.membership.signed_plans import open_plan as open_owners_plan
+from shoal.membership.signed_plans import open_package
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.messages import (
@@ -35,6 +35,8 @@ MEAN_RATIO: Final = 100.0
 """Largest norm of a mean, as a multiple of the device's longest update in the run."""
 LIMIT_RATIO: Final = 10.0
 """Largest announced limit, as a multiple of what a mean may have: aggregators announce ten times the median norm."""
+LEAST_REST: Final = 0.5
+"""Least time between two runs of a standing order, as a share of its interval: a device counts only while its program runs."""
 WEIGHTS_TOLERANCE: Final = 1e-9
 """Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
@@ -50,6 +52,28 @@ def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
     if plan.recipe.mode not in modes:
         raise UntrustedError(
             f"a run plan with mask mode {plan.recipe.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
+        )
+
+
+def check_turn(plan: RunPlan, *, rested_s: float, now_s: int) -> None:
+    """Check that a run of a standing order may begin now; any other run may.
+
+    Args:
+        plan: the run's plan.
+        rested_s: monotonic time since the end of the device's last run, without the times at which its program did not run.
+        now_s: unix seconds by the device's clock.
+
+    Raises:
+        UntrustedError: the order is over, or the run comes too early.
+    """
+    schedule = plan.schedule
+    if schedule is None:
+        return
+    if now_s > schedule.until_s:
+        raise UntrustedError(f"run {plan.run} of a standing order that is over", hint="check this machine's clock")
+    if schedule.turn and rested_s < LEAST_REST * schedule.interval_s:
+        raise UntrustedError(
+            f"run {plan.run} comes {rested_s:.0f} s after the end of the last one, and its order has {schedule.interval_s} s"
         )
 
 
@@ -237,7 +261,7 @@ def owners_plan(package: bytes | memoryview, membership: DeviceMembership) -> Ru
         WireVersionError: the run is in a wire version that this software does not speak.
         WireError: the bytes are not a run package.
     """
-    return open_owners_plan(decode(package, RunPackage).plan, membership.owner_key)
+    return open_package(decode(package, RunPackage), membership.owner_key)
 
 
 def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:

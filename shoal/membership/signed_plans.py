@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crypto.seal.identity import SIGNATURE_BYTES, open_document
 from shoal.errors import WireError, WireVersionError
-from shoal.protocol.documents import RunPlan, wire_of
+from shoal.protocol.documents import RunPackage, RunPlan, wire_of
 from shoal.version import VERSION, WIRE
 
 
@@ -28,6 +28,17 @@ def open_plan(signed: bytes | memoryview, owner_key: bytes) -> RunPlan:
         raise
     _check(plan.wire)
     return plan
+
+
+def open_package(package: RunPackage, owner_key: bytes) -> RunPlan:
+    """Return the plan of a run package: as the owner has signed it, or that of a later turn of a standing order.
+
+    Raises:
+        UntrustedError, WireVersionError: as `open_plan`.
+        WireError: as `open_plan`, or the signed plan allows no such turn.
+    """
+    plan = open_plan(package.plan, owner_key)
+    return plan.at_turn(package.turn, package.models) if package.turn else plan
 
 
 def _check(version: int, cause: WireError | None = None) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final, cast
 
 from shoal import limits
+from shoal.digests import sha256
 from shoal.errors import ConfigError, WireError
 from shoal.protocol.codec import (
     MAGIC,
@@ -289,7 +290,12 @@ class DeviceGrant:
 @message(18)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorGrant:
-    """The aggregator's credentials from the owner, without a secret of a mask, model or task; fields as in `DeviceGrant`."""
+    """The aggregator's credentials from the owner, without a secret of a mask, model or task.
+
+    Attributes:
+        order: the run package of the standing order in force, for an aggregator that replaces another; the others are as in
+            `DeviceGrant`.
+    """
 
     fleet: str
     owner_key: Fixed32
@@ -298,6 +304,7 @@ class AggregatorGrant:
     roster: bytes
     keys_since: U32
     broadcast_key: Fixed32 = field(repr=False)
+    order: bytes = field(default=b"", repr=False)
 
 
 @message(19)
@@ -359,6 +366,35 @@ def wire_of(plan: bytes | memoryview) -> int:
     return int(version)
 
 
+@message(156)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A standing order: the owner signs one plan, and the aggregator starts runs by it while the owner is away.
+
+    Attributes:
+        order: 16 random bytes from which the ids of its runs follow.
+        count: number of runs at most. They have the numbers from the signed plan's on; the number after them seals their task.
+        interval_s: shortest time from the end of a run until the next begins.
+        until_s: unix seconds; no run begins later.
+        turn: 0 in the plan that the owner signs; `RunPlan.at_turn` counts it up.
+    """
+
+    order: Fixed16
+    count: U32
+    interval_s: U32
+    until_s: U64
+    turn: U32 = 0
+
+    def __post_init__(self) -> None:
+        _require_range("the number of scheduled runs", self.count, 1, limits.MAX_SCHEDULED_RUNS)
+        _require_range("the seconds between two scheduled runs", self.interval_s, 1, limits.MAX_INTERVAL_S)
+        _require_range("the turn of a scheduled run", self.turn, 0, self.count - 1)
+
+    def run_id(self, turn: int) -> bytes:
+        """Return the id of the run at a turn, 16 bytes."""
+        return sha256(b"shoal/v1/turn", self.order, turn.to_bytes(4, "little"))[:16]
+
+
 STATISTICS_SETTING: Final = "statistics"
 """Name of the setting that a run with a round of statistics has besides its algorithm's; the value is `on`."""
 
@@ -378,6 +414,7 @@ class RunPlan:
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.
         workers: the aggregator's workers, each of which takes one part of every update (`shoal.protocol.shards`); none if the
             aggregator is one process.
+        schedule: of a standing order; None for one run.
     """
 
     wire: U16
@@ -393,10 +430,13 @@ class RunPlan:
     capabilities: Capabilities = Capabilities()
     key_version: U32 = 0
     workers: tuple[Member, ...] = ()
+    schedule: Schedule | None = None
     later: LaterFields = ()
 
     def __post_init__(self) -> None:
         require_name(self.fleet, "fleet name")
+        if self.schedule is not None and self.run_id != self.schedule.run_id(self.schedule.turn):
+            raise WireError("a scheduled run whose id is not its order's")
         for segment in self.segments:
             if segment.name not in ("cluster", "shared") or segment.length < 1:
                 raise WireError(f"segment {segment.name!r} of {segment.length} coordinates")
@@ -418,6 +458,42 @@ class RunPlan:
             raise WireError(
                 f"{self.length} coordinates are too few for {len(self.workers)} workers: at least {limits.PART_BLOCK} for each"
             )
+
+    def at_turn(self, turn: int, models: int) -> RunPlan:
+        """Return the plan of a later run of this plan's standing order, which begins with ``models`` models of the run before.
+
+        Raises:
+            WireError: the order has no such turn, or its plan allows fewer models.
+        """
+        schedule = self.schedule
+        if schedule is None or schedule.turn:
+            raise WireError("a turn of a plan that is no standing order")
+        if not turn:
+            return self
+        return replace(
+            self,
+            run=self.run + turn,
+            run_id=schedule.run_id(turn),
+            origins=models + self.statistics,
+            schedule=replace(schedule, turn=turn),
+        )
+
+    @property
+    def turn(self) -> int:
+        """Number of runs of the standing order before this one; 0 for any other run."""
+        return 0 if self.schedule is None else self.schedule.turn
+
+    @property
+    def follows(self) -> bool:
+        """Whether the run begins with models that devices hold, and not with those of its package."""
+        return self.turn > 0
+
+    @property
+    def task_run(self) -> tuple[int, bytes]:
+        """Number and id of the run under whose first keys the task is sealed: for all runs of an order the number after them."""
+        if self.schedule is None:
+            return self.run, self.run_id
+        return self.run - self.turn + self.schedule.count, self.schedule.order
 
     @property
     def local(self) -> LocalTraining:
@@ -484,8 +560,19 @@ class RunPackage:
     """A run as the owner distributes it.
 
     The aggregator can open only ``plan``; task and origins are sealed under the devices' content key.
+
+    Attributes:
+        plan, task: signed and sealed by the owner.
+        origins: sealed; empty at a later turn of a standing order.
+        turn: of a standing order, see `Schedule`; 0 for any other run.
+        models: number of models with which a later turn begins.
+        before, transcript: number of the run that ended with these models, and its transcript then.
     """
 
     plan: bytes
     task: bytes
     origins: bytes
+    turn: U32 = 0
+    models: U16 = 0
+    before: U32 = 0
+    transcript: Fixed32 = bytes(32)

@@ -233,7 +233,7 @@ class ShardOrder:
         key_version: of the round's broadcast key, under which parts of means are sealed.
         keep: the earliest round whose parts are needed.
         finished: the run is over: all parts may be erased.
-        plan: the run plan as the owner signed it.
+        plan: the run package, without task and origins.
     """
 
     run_id: Fixed16

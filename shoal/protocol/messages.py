@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -309,6 +310,29 @@ class Vitals:
             raise WireError(f"a battery at {self.battery_percent} %")
 
 
+@message(157)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsHeld:
+    """The models of the newest round that a device took part in, of which the next run of a standing order may begin.
+
+    Attributes:
+        run, run_id: the run.
+        transcript: the run's, after that round; NO_TRANSCRIPT before the first one.
+        models: number of models that the round offered. Numbered from 0, they are the origins of the next run.
+        own: those that the device holds, ascending.
+    """
+
+    run: U32
+    run_id: Fixed16
+    transcript: Fixed32
+    models: U16
+    own: tuple[U16, ...]
+
+    def __post_init__(self) -> None:
+        if self.models > limits.MAX_FOLLOWED_MODELS or any(a >= b for a, b in pairwise((-1, *self.own, self.models))):
+            raise WireError(f"{len(self.own)} of {self.models} models held")
+
+
 @message(154)
 @dataclass(frozen=True, slots=True)
 class Presence:
@@ -325,6 +349,7 @@ class Presence:
         contrary: devices that have signed another history or state: at most MOST_CONTRARY names, for the owner to read.
         rival: birth of a later program that uses the device's identity, and is to end; 0 for none.
         doubted: whether the device's model is right no more often than its most common label.
+        held: the models that the device could begin the next run of a standing order with; None in the will.
     """
 
     fleet: str
@@ -341,6 +366,7 @@ class Presence:
     contrary: tuple[str, ...] = ()
     rival: U64 = 0
     doubted: bool = False
+    held: ModelsHeld | None = None
     later: LaterFields = ()
 
     def __post_init__(self) -> None:

@@ -58,6 +58,8 @@ class Outcome(IntEnum):
 _ACTIONS: Final = frozenset(map(int, RequestAction))
 OF_ONE_RUN: Final = (RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP, RequestAction.LOGS)
 """Actions that name a run."""
+OF_SCHEDULE: Final = (RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP, RequestAction.LIST)
+"""Actions that may mean the standing order."""
 
 
 @message(58)
@@ -73,6 +75,7 @@ class OwnerRequest:
         run: number of the run; 0 if the action names none.
         now: with STOP, whether the open round closes at once.
         records: with LOGS, the number of records wanted.
+        schedule: with PAUSE to LIST, whether the standing order is meant, and not runs.
     """
 
     fleet: str
@@ -83,6 +86,7 @@ class OwnerRequest:
     run: U32 = 0
     now: bool = False
     records: U32 = 0
+    schedule: bool = False
     later: LaterFields = ()
 
     def __post_init__(self) -> None:
@@ -91,7 +95,9 @@ class OwnerRequest:
             raise WireError("a request without a number")
         if self.known is None:
             return
-        if bool(self.run) is not (self.action in OF_ONE_RUN):
+        if self.schedule and self.action not in OF_SCHEDULE:
+            raise WireError(f"a request to {self.words} a standing order")
+        if bool(self.run) is not (self.action in OF_ONE_RUN and not self.schedule):
             raise WireError(f"a request to {self.words} run {self.run}")
         if self.now and self.action != RequestAction.STOP:
             raise WireError(f"a request to {self.words} now")

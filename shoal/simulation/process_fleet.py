@@ -27,7 +27,7 @@ from shoal.errors import ShoalError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, write_run
-from shoal.protocol.documents import RunPlan
+from shoal.protocol.documents import RunPlan, Schedule
 from shoal.protocol.recipe import Recipe
 from shoal.simulation.closing import Closing
 from shoal.util.files import write_atomic
@@ -182,9 +182,11 @@ class Stage(Closing):
             # A running aggregator may read the roster at any time.
             write_atomic(folder / ROSTER_FILE, self.fleet.roster_bytes, durable=False, sync_name=False)
 
-    def add_run(self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe) -> RunPlan:
-        """Sign a run and carry it to the aggregator."""
-        plan = make_plan(self.fleet, bundle, options, earlier=len(origins))
+    def add_run(
+        self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe, schedule: Schedule | None = None
+    ) -> RunPlan:
+        """Sign a run or a standing order and carry it to the aggregator."""
+        plan = make_plan(self.fleet, bundle, options, earlier=len(origins), schedule=schedule)
         path = write_run(self.fleet, plan, bundle, origins)
         for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
             write_atomic(folder / "runs" / path.name, path.read_bytes(), durable=False, sync_name=False)

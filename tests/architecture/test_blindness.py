@@ -167,9 +167,9 @@ def test_configuration_refuses_unknown_keys(tmp_path, name):
 
 
 def test_grant_has_no_field_for_a_secret():
-    """The fields of the aggregator's grant are pinned by name."""
+    """The fields of the aggregator's grant are pinned by name; task and models in the package ``order`` are sealed."""
     names = {f.name for f in dataclasses.fields(AggregatorGrant)}
-    assert names == {"fleet", "owner_key", "broker", "broker_ca", "roster", "keys_since", "broadcast_key"}
+    assert names == {"fleet", "owner_key", "broker", "broker_ca", "roster", "keys_since", "broadcast_key", "order"}
 
 
 def test_device_image_holds_no_other_party(tmp_path):

@@ -106,6 +106,7 @@ def make_fleet(
     shards=None,
     stage=None,
     origins=None,
+    schedule=None,
     **options,
 ):
     """Return a loopback fleet of a small logistic task; full-batch FedAvg of three rounds unless ``options`` differ.
@@ -117,7 +118,8 @@ def make_fleet(
     task, chosen = bundle or logistic_bundle(INPUTS, CLASSES), a_recipe(**settings)
     stage = stage or founded(root, tuple(sorted(data)), shards or SHARDS)
     devices = {"executors": executors, "trainers": trainers}
-    return LoopbackFleet(root, task, data, chosen, faults, origins=origins, backend=backend, stage=stage, **devices)
+    devices |= {"origins": origins, "schedule": schedule}
+    return LoopbackFleet(root, task, data, chosen, faults, backend=backend, stage=stage, **devices)
 
 
 def make_exact_fleet(root, data=None, **options):

@@ -19,9 +19,9 @@ from shoal.errors import WireError
 from shoal.hints import is_enum
 from shoal.protocol import codec
 from shoal.protocol.codec import decode, decode_prefix, encode
-from shoal.protocol.documents import Member, ModelChoice, RunPlan, SegmentSpec
+from shoal.protocol.documents import Member, ModelChoice, RunPlan, Schedule, SegmentSpec
 from shoal.protocol.jobs import Job, MeanPlace, NodeKind, VectorNode
-from shoal.protocol.messages import FULL_PERCENT, DeclineReason, Vitals
+from shoal.protocol.messages import FULL_PERCENT, DeclineReason, ModelsHeld, Vitals
 from shoal.protocol.recipe import LocalTraining, knobs
 from shoal.protocol.requests import LATEST_RECORDS, OwnerRequest, RequestAction
 from shoal.protocol.states import (
@@ -153,6 +153,7 @@ def owner_requests(fields):
         "run": st.just(0),
         "now": st.just(False),
         "records": st.just(0),
+        "schedule": st.just(False),
     }
     more = {
         RequestAction.PAUSE: {"run": st.integers(1, 2**32 - 1)},
@@ -200,7 +201,34 @@ def jobs(fields):
     return st.lists(names, max_size=3).map(tuple).flatmap(of)
 
 
-OWN = {OwnerRequest: owner_requests, Vitals: vitals, ModelChoice: model_choices, Job: jobs}
+def schedules(fields):
+    """Return a strategy of schedules, whose turn is below their number of runs."""
+    within = {"interval_s": st.integers(1, limits.MAX_INTERVAL_S)}
+    return st.integers(1, limits.MAX_SCHEDULED_RUNS).flatmap(
+        lambda count: st.builds(
+            Schedule, **fields | within | {"count": st.just(count), "turn": st.integers(0, count - 1)}
+        )
+    )
+
+
+def models_held(fields):
+    """Return a strategy of the models that a device holds: some of them, in ascending order."""
+    few = st.integers(0, limits.MAX_FOLLOWED_MODELS)
+    return few.flatmap(
+        lambda count: st.builds(
+            ModelsHeld, **fields | {"models": st.just(count), "own": st.just(tuple(range(0, count, 2)))}
+        )
+    )
+
+
+OWN = {
+    Schedule: schedules,
+    ModelsHeld: models_held,
+    OwnerRequest: owner_requests,
+    Vitals: vitals,
+    ModelChoice: model_choices,
+    Job: jobs,
+}
 
 
 def in_order(items, key, most=3):
@@ -290,6 +318,8 @@ def plans(draw):
     length = sum(segment.length for segment in fields["segments"])
     shared = length >= 3 * limits.PART_BLOCK and draw(st.booleans())
     workers = st.lists(messages(Member), min_size=2, max_size=3, unique_by=lambda member: member.name)
+    if fields["schedule"] is not None:
+        fields["run_id"] = fields["schedule"].run_id(fields["schedule"].turn)
     return RunPlan(**fields, workers=tuple(draw(workers)) if shared else ())
 
 

@@ -19,14 +19,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.inbound import PresenceInbox
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_requests import OwnerRequests
-from aggregator.publisher import NoticeBoard
+from aggregator.publisher import LEDGER_FILE, NoticeBoard, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
 from aggregator.shards.membership import WorkerMembership
 from aggregator.shards.worker import LocalLink, WorkerService, worker_presence
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.signed_runs import OwnerOrders, RunFiles
 from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
@@ -41,6 +43,7 @@ from shoal.errors import DataError, ShoalError, UsageError, reason_of
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import origins_needed
+from shoal.protocol.documents import Schedule
 from shoal.protocol.recipe import Recipe
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.closing import Closing
@@ -55,6 +58,10 @@ from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 LOG = logging.getLogger("shoal.aggregator")
 BROKER_URL: Final = "mqtt://loopback"
 """Address in the grants; it is never connected to."""
+EPOCH_S: Final = 1_800_000_000
+"""Unix time at which a fleet with a standing order begins."""
+REST_S: Final = 900.0
+"""Step of virtual time while a standing order waits for its next run."""
 POLL_S: Final = 0.25
 """Longest step of virtual time between two checks of deadlines and timers."""
 
@@ -89,6 +96,7 @@ class LoopbackFleet(Closing):
         executors: device -> auto, onnxruntime or numpy; auto for those that are missing.
         trainers: device -> its settings for own training code.
         shards: workers of the aggregator; 1 is an aggregator without workers.
+        schedule: makes the run the first one of a standing order; clocks show virtual time then, from EPOCH_S on.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -114,6 +122,7 @@ class LoopbackFleet(Closing):
         executors: Mapping[str, str] | None = None,
         trainers: Mapping[str, Mapping[str, Any]] | None = None,
         shards: int = 1,
+        schedule: Schedule | None = None,
     ) -> None:
         self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)), shards=shards)
         self.broker = LoopbackBroker(faults)
@@ -127,7 +136,9 @@ class LoopbackFleet(Closing):
             # Plan and origins share a seed here, so that runs are repeatable. No real fleet may do so: the aggregator
             # reads the plan's seed.
             origins = draw_origins(bundle.manifest, origins_needed(options), options.seed or 0)
-        self.plan = self.stage.add_run(bundle, origins, options)
+        self.plan = self.stage.add_run(bundle, origins, options, schedule)
+        self._clock = time.time if schedule is None else lambda: EPOCH_S + self.now_s
+        self._watch = FleetWatch(clock=self._clock)
         self.service: RunService | None = None
         self.devices: dict[str, LoopbackDevice] = {}
         self._aggregator: LoopbackTransport | None = None
@@ -211,6 +222,36 @@ class LoopbackFleet(Closing):
         self.settle()
         return self.records()
 
+    def rest_until_next(self, max_virtual_s: float) -> None:
+        """Let time pass until the aggregator begins the next run of the standing order, and serve that.
+
+        Raises:
+            LoopbackError: none has begun after ``max_virtual_s`` virtual seconds.
+        """
+        end_s = self.now_s + max_virtual_s
+        while not self.standing.begin_next():
+            if self.now_s >= end_s:
+                raise LoopbackError(
+                    f"no run has begun after {max_virtual_s:g} virtual seconds: {self.standing.entry()}"
+                )
+            self.rest(REST_S)
+        self.serve_newest()
+
+    def serve_newest(self) -> None:
+        """Let the aggregator serve the newest of its run files."""
+        if self.service is not None:
+            self.kill_aggregator()
+        else:
+            self._cut("aggregator")
+        self.plan = RunFiles(AggregatorMembership(self.stage.aggregator_dir)).all()[-1].plan
+        self.revive_aggregator()
+
+    def rest(self, seconds: float) -> None:
+        """Let time pass in one step, in which nothing is sent but what is due at its end."""
+        self.settle()
+        self.broker.advance(seconds)
+        self.step()
+
     def run_until(self, reached: Callable[[], bool], max_virtual_s: float) -> None:
         """Step until ``reached()`` is true.
 
@@ -273,6 +314,7 @@ class LoopbackFleet(Closing):
             uniform=random.random,
             samples=lambda manifest: self._samples(name, manifest),
             finish_worker=finish_worker,
+            clock_s=self._clock,
         )
         device = self.devices[name] = LoopbackDevice(runtime, transport, worker, finish_worker)
         runtime.start()
@@ -356,7 +398,8 @@ class LoopbackFleet(Closing):
 
         transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
         orders = OwnerOrders(membership.directory)
-        control = RunControl(membership, orders, lambda: self.service)
+        control = RunControl(membership, orders, lambda: self.service, watch=self._watch)
+        self.standing = control.standing
         requests = OwnerRequests(membership, transport, orders, control)
         self._notices = NoticeBoard(membership, transport, orders)
         service = RunService(
@@ -366,12 +409,35 @@ class LoopbackFleet(Closing):
             transport,
             membership.directory,
             backend=self._backend,
+            watch=self._watch,
             order=orders.of(run.plan.run_id),
             link=lambda _messages: LocalLink(lambda: [self.workers.get(name) for name in self.stage.workers]),
         )
         self.service = service
         requests.subscribe()
         service.start(self.now_s)
+        transport.start()
+
+    def start_idle_aggregator(self) -> None:
+        """Start an aggregator that has no run: it publishes the roster, and hears requests and presences."""
+        membership = AggregatorMembership(self.stage.aggregator_dir)
+        presences = PresenceInbox(membership, self._watch)
+
+        def sink(event: TransportEvent) -> None:
+            if self.service is None and isinstance(event, Message) and not self._is_request(requests, event):
+                presences.take(event, self.now_s)
+
+        transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
+        orders = OwnerOrders(membership.directory)
+        control = RunControl(membership, orders, lambda: None, watch=self._watch)
+        requests = OwnerRequests(membership, transport, orders, control)
+        self.standing = control.standing
+        publisher = Publisher(membership.identity, membership.group, transport, membership.directory / LEDGER_FILE)
+        publisher.roster(membership.roster_bytes, membership.roster)
+        self._notices = NoticeBoard(membership, transport, orders)
+        self._notices.keep_up(None)
+        requests.subscribe()
+        presences.subscribe(transport)
         transport.start()
 
     def _is_request(self, requests: OwnerRequests, event: TransportEvent) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError, UsageError
+from shoal.owner.cli import schedules
 from shoal.owner.cli.pairs import Directory, broker_users
 from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
@@ -136,6 +137,7 @@ def approve(
         as_json=json,
     )
     if fleet.roster.keys_since > keys_since:
+        schedules.send_again(fleet)
         note(f"{drawn_for(fleet, len(members))}: published at the broker")
     names = ", ".join(member.name for member in members)
     broker_users(fleet, f"accepts {names}, unless --device named it before", published=True)
@@ -304,6 +306,8 @@ def replace_aggregator(
     """
     fleet, offline = open_fleet(directory), settings_of(directory).offline
     grant = fleet.replace_aggregator(card.read_bytes(), fingerprint)
+    if (order := schedules.signed_again(fleet)) is not None:
+        fleet.replace_aggregator(card.read_bytes(), fingerprint, order)
     made = {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence}
     if not json:
         say(str(grant))
@@ -319,7 +323,10 @@ def replace_aggregator(
         say_json({**made, "published": not offline})
     broker_users(fleet, "accepts the new aggregator and shuts the old one out", published=True)
     note(f"next: shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}, then shoal-aggregator serve DIR")
-    note("then start a run: the one in progress has ended, and its devices keep their newest models")
+    if order is None:
+        note("then start a run: the one in progress has ended, and its devices keep their newest models")
+    else:
+        note("the standing order is in the grant: its next run begins with the devices' newest models")
 
 
 def rotate(
@@ -350,6 +357,7 @@ def publish(
     fleet = open_fleet(directory)
     with _connected(fleet) as connection:
         connection.publish()
+    schedules.send_again(fleet)
     say_result(
         {"roster": fleet.roster.sequence, "keys": len(fleet.cards())},
         f"roster {fleet.roster.sequence}, keys for {len(fleet.cards())}",
@@ -434,6 +442,8 @@ def _publish_signed(fleet: FleetDirectory, *, again: str = "", replaced: str = "
     try:
         with _connected(fleet) as connection:
             connection.publish(replaced)
+        if not replaced:
+            schedules.send_again(fleet)
     except ShoalError as error:
         _add_hint(
             error, f"it is signed and stored: shoal-fleet {again or f'publish {fleet.path}'} when the broker is back"

@@ -13,6 +13,7 @@ from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
+from shoal.owner.cli import schedules as schedules_cli
 from shoal.owner.cli import status as status_cli
 from shoal.owner.cli import upkeep as upkeep_cli
 from shoal.owner.cli.pairs import Directory, broker_users, data_words, pairs, private_words, whole
@@ -33,6 +34,7 @@ task_app = typer.Typer(help="Compile models into tasks that devices train withou
 app.add_typer(task_app, name="task")
 app.add_typer(models_cli.app, name="models")
 app.add_typer(runs_cli.app, name="run")
+app.add_typer(schedules_cli.app, name="schedule")
 
 CardFile = Annotated[Path, typer.Argument(help="The card that init printed.", exists=True, dir_okay=False)]
 Expected = Annotated[str, typer.Option(help="Refuse the card unless it has this fingerprint.")]

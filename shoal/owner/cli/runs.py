@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -94,7 +95,20 @@ def _hidden(annotation: Any) -> Any:
     return Annotated[kind, option]
 
 
-COMMON: Final = ("directory", "task", "algorithm", "run", "out", "setting", "local", "begin_with", "_all")
+COMMON: Final = (
+    "directory",
+    "task",
+    "algorithm",
+    "run",
+    "out",
+    "setting",
+    "local",
+    "begin_with",
+    "every",
+    "at_most",
+    "until",
+    "_all",
+)
 """Parameters of `start` that its short help shows."""
 _LOCAL: Final = ", ".join(knobs(LocalTraining))
 
@@ -141,6 +155,13 @@ def start(
     from_model: Annotated[
         int | None, typer.Option(help="With --from: begin with this model of several.", min=0)
     ] = None,
+    every: Annotated[
+        str, typer.Option(help="Sign a standing order: a run begins so long after the end of the last, 30m, 12h or 1d.")
+    ] = "",
+    at_most: Annotated[int | None, typer.Option(help="With --every: most runs of the order.")] = None,
+    until: Annotated[
+        str, typer.Option(help="With --every: last day of the order, YYYY-MM-DD.", show_default="the roster's last")
+    ] = "",
     json: AsJson = False,
     _all: HelpAll = False,
     **choices: Any,
@@ -156,6 +177,8 @@ def start(
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and task is None:
         raise UsageError("--task is missing", hint="shoal-fleet run start --help-all lists all options")
+    if not every and (at_most is not None or until):
+        raise UsageError("--at-most and --until belong to a standing order", hint="give --every as well, such as 1d")
     recipe = Recipe(algorithm or DEFAULTS.algorithm, as_settings(pairs(setting or [])), **choices)
     fleet = open_fleet(directory)
     if task is None:
@@ -164,11 +187,14 @@ def start(
     from aggregator.strategies.registry import settings_of as strategy_settings
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
     from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, write_run
+    from shoal.owner.runs.standing import signed_schedule
     from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
 
     now_s = int(time.time())
     check_roster(fleet.roster, now_s)
+    _check_replaced(fleet)
+    schedule = signed_schedule(fleet, every, at_most, until) if every else None
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
     if algorithm is None:
@@ -179,7 +205,7 @@ def start(
     if begin_with is not None:
         origins = chosen_origins(_earlier_models(fleet, begin_with, bundle), settings, from_model)
         earlier = len(origins)
-    draft = draft_plan(fleet, bundle, recipe, earlier=earlier)
+    draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
     if bundle.private:
         note(private_words(bundle.manifest))
     devices = fleet.roster.only(recipe.only).active()
@@ -189,7 +215,7 @@ def start(
     if origins is None:
         origins = _new_origins(task, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
-        plan = make_plan(fleet, bundle, recipe, earlier=earlier)
+        plan = make_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
         write_run(fleet, plan, bundle, origins)
     _deliver(fleet, plan.run, out, json=json)
 
@@ -226,6 +252,25 @@ def _new_origins(task: Path, bundle: TaskBundle, source: Source, count: int) -> 
         return make_origins(source.spec, count, None, manifest=bundle.manifest, **source.options)
 
 
+def _check_replaced(fleet: FleetDirectory) -> None:
+    """Ask the owner at a terminal whether another run may end the standing order in force.
+
+    Raises:
+        UsageError: it may not, or nobody can be asked.
+    """
+    from shoal.owner.runs.standing import last_run, order_in_force
+
+    plan = order_in_force(fleet)
+    if plan is None:
+        return
+    note(f"a standing order is in force, of runs {plan.run} to {last_run(plan)}: another run ends it")
+    if not sys.stdin.isatty() or not typer.confirm("end it?", err=True):
+        raise UsageError(
+            "nothing is signed",
+            hint=f"shoal-fleet schedule stop {fleet.path} ends the order; at a terminal you are asked",
+        )
+
+
 def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -> None:
     """Send a signed run to the aggregator, or write it to a file to carry."""
     from shoal.owner.keys.vault import run_file
@@ -241,13 +286,24 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
         note(f"or send it through the broker: shoal-fleet run start {fleet.path} --run {run}")
         return
     try:
-        (entry,) = _answer(fleet, RequestAction.START, package=read_private(path)).runs
+        page = answer(fleet, RequestAction.START, package=read_private(path))
     except ShoalError as error:
         stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
         error.hint = f"{error.hint}; {stored}" if error.hint else stored
         raise
     from aggregator.rounds.standstill import named
 
+    if page.schedule is not None:
+        from shoal.owner.console.words import schedule_data, schedule_line
+
+        say_result(
+            {**schedule_data(page.schedule), "file": str(path), "sent": True},
+            schedule_line(page.schedule),
+            as_json=json,
+        )
+        note(f"next: shoal-fleet schedule list {fleet.path}; this machine may be off until the order ends")
+        return
+    (entry,) = page.runs
     if entry.short:
         note(f"warning: the model of run {run} may not fit the memory of {named(entry.short)}")
         note("free memory on them, or train a smaller model: docs/operator/run.md, Memory")
@@ -257,7 +313,12 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
     _say_entry(entry, {"file": str(path), "sent": True}, json=json)
 
 
-def _answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPage:
+def answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPage:
+    """Send a request to the aggregator and return its answer.
+
+    Raises:
+        ShoalError: as `shoal.owner.console.asking.ask`.
+    """
     from aggregator.status.answers import RunPage, decoded
     from shoal.owner.console.asking import ask
 
@@ -272,7 +333,7 @@ def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
 
 def _order(directory: Path, run: int, action: str, *, json: bool, now: bool = False) -> None:
     parts = {"now": True} if now else {}
-    (entry,) = _answer(open_fleet(directory), RequestAction[action], run=run, **parts).runs
+    (entry,) = answer(open_fleet(directory), RequestAction[action], run=run, **parts).runs
     _say_entry(entry, {}, json=json)
 
 
@@ -320,7 +381,7 @@ def list_(
     """List the runs that the aggregator has: phase, round, and when the last one closed."""
     from shoal.owner.console.words import run_data, run_line
 
-    runs = _answer(open_fleet(directory), RequestAction.LIST).runs
+    runs = answer(open_fleet(directory), RequestAction.LIST).runs
     if not runs:
         note("the aggregator has no run yet")
     say_result({"runs": [run_data(entry) for entry in runs]}, *(run_line(entry) for entry in runs), as_json=json)
@@ -337,7 +398,7 @@ def show(
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 
     fleet = open_fleet(directory)
-    runs = _answer(fleet, RequestAction.LIST).runs
+    runs = answer(fleet, RequestAction.LIST).runs
     entry = next((found for found in runs if found.run == run), None)
     plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
     if entry is None and plan is None:
@@ -360,7 +421,7 @@ def logs(
     """Print the records of a run's last closed rounds, oldest first."""
     from shoal.owner.console.words import record_data, record_line, run_data
 
-    page = _answer(open_fleet(directory), RequestAction.LOGS, run=run, records=last)
+    page = answer(open_fleet(directory), RequestAction.LOGS, run=run, records=last)
     (entry,) = page.runs
     if not page.records:
         note(f"run {run} has closed no round yet")

@@ -133,6 +133,7 @@ class Question:
         now: see `OwnerRequest`.
         records: see `OwnerRequest`.
         package: the encoded run package of a request to start.
+        schedule: see `OwnerRequest`.
         clock: returns unix seconds.
 
     Attributes:
@@ -152,6 +153,7 @@ class Question:
         now: bool = False,
         records: int = 0,
         package: bytes = b"",
+        schedule: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
@@ -178,6 +180,7 @@ class Question:
             run=run,
             now=now,
             records=records,
+            schedule=schedule,
         )
         head = channels.REQUEST.head(fleet.name, OWNER_NAME, self._aggregator.name)
         self.sealed = seal_message_to_member(fleet.owner, self._aggregator.seal_key, head, encode(request), package)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from aggregator.rounds.state import RunPhase
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
 from aggregator.status.record import NOT_SERVED, document_of
-from shoal.util.console import second
+from shoal.util.console import second, span
 
 if TYPE_CHECKING:
-    from aggregator.status.answers import LogRecord, RunEntry
+    from aggregator.status.answers import LogRecord, RunEntry, ScheduleEntry
 
 PHASES = {
     QUEUED: "waits for its turn",
@@ -38,6 +38,18 @@ def run_line(entry: RunEntry) -> str:
 def run_data(entry: RunEntry) -> dict[str, Any]:
     """Return a run as the data of ``--json``."""
     return {**document_of(entry), "run_id": entry.run_id.hex()}
+
+
+def schedule_line(entry: ScheduleEntry) -> str:
+    """Return a standing order as one line."""
+    runs = f"runs {entry.first} to {entry.first + entry.count - 1}, {entry.begun} begun"
+    ends = f"one every {span(entry.interval_s)} until {second(entry.until_s)}"
+    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins now'}"
+
+
+def schedule_data(entry: ScheduleEntry) -> dict[str, Any]:
+    """Return a standing order as the data of ``--json``."""
+    return {**document_of(entry), "until": second(entry.until_s)}
 
 
 def record_line(record: LogRecord) -> str:

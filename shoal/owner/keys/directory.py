@@ -482,11 +482,11 @@ class FleetDirectory:
                 )
             return self._write_grant(card)
 
-    def replace_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+    def replace_aggregator(self, card_bytes: bytes, expected_fingerprint: str = "", order: bytes = b"") -> Path:
         """Put another aggregator in the place of the fleet's, under new secrets, and return the path of its grant.
 
         The keys of the one before are never accepted again, and its user at the broker gets another password. Again with the
-        same card it only writes the grant.
+        same card it only writes the grant, with the run package of the standing ``order`` in it.
 
         Raises:
             UntrustedError: as `add_aggregator`, or the card is of an aggregator that was replaced before.
@@ -499,7 +499,7 @@ class FleetDirectory:
             if before is None:
                 raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator DIR CARD")
             if card.member == before:
-                return self._write_grant(card)
+                return self._write_grant(card, order)
             if self.users.is_replaced(fingerprint(card.member)):
                 raise UntrustedError(
                     f"this aggregator ({fingerprint(card.member)}) was replaced before, and its keys are never taken again",
@@ -649,12 +649,12 @@ class FleetDirectory:
         sync_directory(self.path / GRANTS)
         self._vault.end_change()
 
-    def take_run(self) -> int:
-        """Allocate a run number and return it; durable on return."""
+    def take_run(self, count: int = 1) -> int:
+        """Allocate ``count`` run numbers and return the first; durable on return."""
         with self.changing():
             # Secrets restored from a backup may count from a number that a later run file already has.
             run = max(self.secrets.next_run, highest_run(self.path) + 1)
-            taken = dataclasses.replace(self.secrets, next_run=run + 1)
+            taken = dataclasses.replace(self.secrets, next_run=run + count)
             self._vault.write(SECRETS_FILE, encode(taken))
             self.secrets = taken
             return run
@@ -667,7 +667,7 @@ class FleetDirectory:
         workers = (Card(WORKER_ROLE, member) for member in self.workers)
         return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *workers, *devices)
 
-    def grant_for(self, card: Card, *, renewal: bool = False) -> bytes:
+    def grant_for(self, card: Card, *, renewal: bool = False, order: bytes = b"") -> bytes:
         """Return a grant with the newest secrets, sealed to the card's holder; call it in `changing`.
 
         A device's grant is sealed to its next receiving key, also if the card lists older ones.
@@ -675,6 +675,7 @@ class FleetDirectory:
         Args:
             card: the recipient's card.
             renewal: leave out the roster, which a member receives separately.
+            order: see `AggregatorGrant`.
         """
         s = self.secrets
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
@@ -689,6 +690,7 @@ class FleetDirectory:
                 roster=roster,
                 keys_since=since,
                 broadcast_key=s.broadcast_key,
+                order=order,
             )
         else:
             known, version = self.receiving.of(card.member.name), self.version_key
@@ -735,9 +737,9 @@ class FleetDirectory:
         write_private(self.path / ROSTER_FILE, signed)
         self.roster, self._signed = roster, signed
 
-    def _write_grant(self, card: Card) -> Path:
+    def _write_grant(self, card: Card, order: bytes = b"") -> Path:
         path = self._grant_path(card.member.name)
-        write_private(path, self.grant_for(card))
+        write_private(path, self.grant_for(card, order=order))
         return path
 
     def _grant_path(self, name: str) -> Path:

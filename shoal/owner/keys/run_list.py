@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
-from shoal.membership.signed_plans import open_plan
+from shoal.membership.signed_plans import open_package
 from shoal.owner.keys.vault import RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -24,7 +24,7 @@ def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list
     for path in sorted((fleet.path / RUNS).glob("*.run")):
         try:
             package = decode(read_private(path), RunPackage)
-            found.append(open_plan(package.plan, fleet.owner.member.sign_key))
+            found.append(open_package(package, fleet.owner.member.sign_key))
         except ShoalError as error:
             complain(f"{path.name} is no run of this fleet: {error}")
     return sorted(found, key=lambda plan: plan.run)

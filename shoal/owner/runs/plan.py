@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.strategies.base import StrategySettings
+    from shoal.protocol.documents import Schedule
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -52,7 +53,9 @@ def origins_needed(recipe: Recipe) -> int:
     return settings_of(recipe.algorithm, recipe.values).origins
 
 
-def make_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0) -> RunPlan:
+def make_plan(
+    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0, schedule: Schedule | None = None
+) -> RunPlan:
     """Allocate a run number and return the plan, which the strategy has checked.
 
     Args:
@@ -60,16 +63,19 @@ def make_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earl
         bundle: the task.
         recipe: the owner's choices.
         earlier: models of an earlier run that it begins with (`chosen_origins`); 0 for as many new ones as the algorithm takes.
+        schedule: of a standing order, which takes one number more than it has runs.
 
     Raises:
         ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
-        draft = draft_plan(fleet, bundle, recipe, earlier=earlier)
-        return dataclasses.replace(draft, run=fleet.take_run())
+        draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
+        return dataclasses.replace(draft, run=fleet.take_run(1 if schedule is None else schedule.count + 1))
 
 
-def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0) -> RunPlan:
+def draft_plan(
+    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0, schedule: Schedule | None = None
+) -> RunPlan:
     """Return a plan without allocating its run number, to check the recipe first; see `make_plan`.
 
     Raises:
@@ -85,17 +91,26 @@ def draft_plan(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, ear
         raise ConfigError(f"no device has the label {recipe.only!r}", hint=ONLY_HINT)
     registry.find(recipe.mode)
     try:
-        plan = _written(fleet, bundle, recipe, earlier)
+        plan = _written(fleet, bundle, recipe, earlier, schedule)
     except WireError as error:
         raise ConfigError(str(error)) from error
     _check_hidden(plan)
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
     check_compared(plan, len(members))
-    return dataclasses.replace(plan, max_models=models_needed(plan))
+    settings = settings_of(recipe.algorithm, recipe.values)
+    # Later runs of a standing order begin with as many models as the run before has ended with.
+    ways = [n for n in range(1, limits.MAX_FOLLOWED_MODELS + 1) if schedule is not None and settings.begins_with(n)]
+    begun = [
+        plan,
+        *(dataclasses.replace(plan, origins=n + plan.statistics, max_models=limits.MAX_MODELS) for n in ways),
+    ]
+    return dataclasses.replace(plan, max_models=max(map(models_needed, begun)))
 
 
-def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier: int) -> RunPlan:
+def _written(
+    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier: int, schedule: Schedule | None
+) -> RunPlan:
     settings = settings_of(recipe.algorithm, recipe.values)
     origins = earlier or settings.origins
     statistics = (Setting(STATISTICS_SETTING, "on"),) if bundle.manifest.data.standardise == "federated" else ()
@@ -103,7 +118,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier:
         wire=WIRE,
         fleet=fleet.name,
         run=fleet.secrets.next_run,
-        run_id=os.urandom(16),
+        run_id=os.urandom(16) if schedule is None else schedule.run_id(0),
         roster_sequence=fleet.roster.sequence,
         task_digest=bundle.digest,
         recipe=dataclasses.replace(
@@ -118,6 +133,7 @@ def _written(fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier:
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
         workers=fleet.workers,
+        schedule=schedule,
     )
 
 
@@ -204,11 +220,21 @@ def write_run(fleet: FleetDirectory, plan: RunPlan, bundle: TaskBundle, origins:
         origins = np.concatenate([origins, np.zeros((1, plan.length), np.float32)])
     if origins.shape != (plan.origins, plan.length):
         raise ConfigError(f"origins of shape {origins.shape} for {plan.origins} models of {plan.length} coordinates")
-    group = GroupKey(fleet.name, "content", run_chain(fleet, plan).take().content)
+    return write_package(fleet, plan, bundle.to_bytes(), origins.astype("<f4").tobytes())
+
+
+def write_package(fleet: FleetDirectory, plan: RunPlan, task: bytes, origins: bytes) -> Path:
+    """Sign a plan, seal its task and its origins, which the caller has checked, and write the run file; return its path.
+
+    Raises:
+        ConfigError: the plan has another key version than the fleet.
+    """
+    keys = run_chain(fleet, plan).take()
+    task_keys = keys if plan.schedule is None else fleet.version_key.peek_run(*plan.task_run)
     package = RunPackage(
         sign_document(fleet.owner, plan),
-        _seal(fleet, group, task_purpose(plan.task_digest), bundle.to_bytes()),
-        _seal(fleet, group, origins_purpose(plan.run_id), origins.astype("<f4").tobytes()),
+        _seal(fleet, GroupKey(fleet.name, "content", task_keys.content), task_purpose(plan.task_digest), task),
+        _seal(fleet, GroupKey(fleet.name, "content", keys.content), origins_purpose(plan.run_id), origins),
     )
     path = run_file(fleet.path, plan.run)
     write_atomic(path, encode(package))

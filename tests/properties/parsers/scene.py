@@ -48,6 +48,7 @@ from shoal.protocol.documents import (
     RosterChange,
     RunPackage,
     RunPlan,
+    Schedule,
 )
 from shoal.protocol.enrolment import EnrolRefusal, EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import (
@@ -55,6 +56,7 @@ from shoal.protocol.messages import (
     Control,
     Decline,
     DeclineReason,
+    ModelsHeld,
     Notice,
     Presence,
     Reminder,
@@ -170,6 +172,8 @@ class Scene:
         found = {
             **model_states.samples(),
             Announcement: self.plains(ending="/s/round"),
+            Schedule: [encode(Schedule(order=bytes(16), count=3, interval_s=60, until_s=9, turn=2))],
+            ModelsHeld: [encode(ModelsHeld(run=1, run_id=bytes(16), transcript=bytes(32), models=3, own=(0, 2)))],
             Control: self.plains(ending=f"/{DEVICE}/ctl"),
             Upload: [encode(u) for u in uploads],
             Decline: [encode(Decline("demo", DEVICE, bytes(16), bytes(16), int(DeclineReason.DATA)))],

@@ -71,7 +71,7 @@ def test_request_is_answered_under_its_id(desk):
     sealed = desk.seal(request_of(LIST, fleet="reef", sequence=3))
     answer, body = desk.take(sealed)
     assert (answer.outcome, answer.request, answer.accepted) == (Outcome.DONE, sealed.transfer_id, 3)
-    assert json.loads(body) == {"runs": [], "records": []}
+    assert json.loads(body) == {"runs": [], "records": [], "schedule": None}
 
 
 def test_recorded_request_has_no_effect(desk):
