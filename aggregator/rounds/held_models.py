@@ -27,6 +27,7 @@ import numpy as np
 from aggregator.numerics.parted import is_parted
 from aggregator.rounds.relay import RelayedStep, States, is_state
 from aggregator.strategies.base import ClientUpdate, RoundPlan
+from aggregator.strategies.registry import plan_settings
 from crypto.seal.envelope import read_head
 from crypto.seal.identity import peek_document
 from shoal.errors import IntegrityError, WireError
@@ -619,8 +620,9 @@ def open_states(
     states: States, used: Collection[int], run: RunPlan, spare: Collection[StateId] = ()
 ) -> tuple[StateId, ...]:
     """Return the states that a later recipe or assignment may name, ascending, with those in ``spare`` if there is room."""
-    names = states.names.items()
-    found = {ref for n, ref in names if n in used or (run.without_statistics.origins > 1 and ref.round == 0)}
+    # A strategy that takes several origins may come to some of them in a later round.
+    several = plan_settings(run).origins > 1
+    found = {ref for n, ref in states.names.items() if n in used or (several and ref.round == 0)}
     return tuple(sorted(found.union(spare) if len(found.union(spare)) <= MAX_OPEN_STATES else found))
 
 
