@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, Shortage, is_paused, members, shortage
-from aggregator.rounds.standstill import NAMES_SHOWN, ROUNDS_APART, STANDS_STILL, named
+from aggregator.rounds.standstill import ROUNDS_APART, STANDS_STILL, named
 from aggregator.rounds.state import NOT_WAITED_FOR, WORDS, EngineState, RoundRecord
 from aggregator.strategies.base import STANDS_APART
 from shoal.protocol.documents import RunPlan
@@ -124,12 +124,9 @@ class RunLog:
             return f"{line}; {short.reason}; {short.hint}", self._figures(short, {})
         self._deadline_passed = self._deadline_passed or self._now()
         since = {d: self._missing_since(d, state) for d in short.missing}
-        named = ", ".join(f"{d} since {since[d]}" for d in short.missing[:NAMES_SHOWN])
-        more = f" and {len(since) - NAMES_SHOWN} more" if len(since) > NAMES_SHOWN else ""
         passed = f"the deadline passed at {self._deadline_passed}"
         figures = self._figures(short, since)
-        missing = f"missing: {named}{more}; " if named else ""
-        return f"{line}; {passed}, {short.reason}; {missing}{short.hint}", figures
+        return f"{line}; {passed}, {short.reason}; {short.hint}", figures
 
     def _figures(self, short: Shortage, since: Mapping[str, str]) -> dict[str, Any]:
         """Return a shortage as JSON has it; ``since`` has a time in ISO 8601 for each missing device."""

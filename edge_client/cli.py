@@ -294,7 +294,8 @@ def export(
     found = chosen.document(node)
     choice = found["choice"]
     own = "" if choice in ("cluster", f"node-{model.cluster}") else f", personal model: {choice_name(choice)}"
-    line = f"{output}: cluster {model.cluster} of run {model.run}, round {model.round}{own}"
+    at = f", round {model.round}" if chosen.live else ""
+    line = f"{output}: cluster {model.cluster} of run {model.run}{at}{own}"
     say_result({"file": str(output), **found}, line, as_json=json)
 
 
@@ -399,7 +400,7 @@ def rollback(
     publish(directory)
     say_result(
         {"run": chosen.run, "round": chosen.round, "cluster": chosen.own.cluster},
-        f"run {chosen.run}, round {chosen.round} answers until a later run finishes",
+        f"run {chosen.run} answers until a later run finishes",
         as_json=json,
     )
 

@@ -206,7 +206,7 @@ def model_line(model: dict[str, Any]) -> str:
     fit = [f"{name} {value:.4g}" for name, value in figures if value is not None]
     samples = counted(model["validation_samples"], "sample")
     parts = [
-        f"run {model['run']}, round {model['round']}",
+        f"run {model['run']}",
         f"finished {model['finished_at']}",
         f"{model['algorithm']}, cluster {model['cluster']}",
         f"validation {', '.join([*fit, samples])}",

@@ -104,9 +104,12 @@ def may_close(state: EngineState) -> bool:
 
     It closes when every available device with an order has uploaded, or when its deadline has passed, in both cases only
     with the quorum. Without the quorum it closes if it is abandoned, or if the owner has replaced its keys: devices that have
-    the newer ones decline the round, and the others may finish it. The owner's order to stop now closes a training round.
+    the newer ones decline the round, and the others may finish it. The owner's order to stop now closes a training round, and
+    his order to stop any round of a run that no device could do.
     """
     assert state.plan is not None
+    if has_nothing_to_end_with(state):
+        return True
     if state.order is Order.STOP_NOW and not state.plan.final:
         return True
     replaced = state.newest > state.held.key_version and not state.plan.final
@@ -115,6 +118,15 @@ def may_close(state: EngineState) -> bool:
     if len(state.received) < uploads_needed(state):
         return is_abandoned(state)
     return not state.awaited or state.deadline_passed
+
+
+def has_nothing_to_end_with(state: EngineState) -> bool:
+    """Return whether the owner has stopped a run in which no model has changed yet, and no device has work or has done any.
+
+    The devices' data do not fit its task, say. Its last rounds wait for nobody: a later run would wait behind it.
+    """
+    changed = any(state_id.round for state_id in state.held.states.names.values())
+    return state.stopped and not (changed or state.awaited or state.received)
 
 
 def is_abandoned(state: EngineState) -> bool:

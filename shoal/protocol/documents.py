@@ -408,7 +408,7 @@ class RunPlan:
         wire: wire version of the run's messages. It stays the first field, at a place where every version finds it (`wire_of`).
         run: number of the run, which grows with every run of the fleet; run_id: 16 random bytes.
         recipe: the owner's choices, with local training and a seed.
-        origins: sealed origins in the run package, k for each restart of IFCA, else 1.
+        origins: sealed origins in the run package: one for each model of an earlier run, or k for each restart of IFCA, else 1.
         max_models: most models an announcement may name.
         capabilities: work that the run may ask of devices. They check this, never the algorithm or its settings.
         key_version: the version whose keys seal the run package; see `crypto.mask.schedule`.

@@ -43,7 +43,7 @@ def predicted(call, *options):
 def test_models_lists_them_newest_first(call, finished):
     lines = call("shoal-edge", "models", "dev-1").out.splitlines()
     assert lines == [
-        f"run {run}, round 5; finished 2027-01-15T08:00:0{run}Z; fedavg, cluster 0; validation accuracy {accuracy}, loss 0.5, "
+        f"run {run}; finished 2027-01-15T08:00:0{run}Z; fedavg, cluster 0; validation accuracy {accuracy}, loss 0.5, "
         f"20 samples{end}"
         for run, accuracy, end in ((3, 0.6, ""), (2, 0.9, "; answers"), (1, 0.5, ""))
     ]
@@ -94,7 +94,7 @@ def test_rollback_changes_answers_at_once(call, finished):
         at_first = {"predictions": [2] * 4, "run": 2, "round": 5, "cluster": 0, "live": False, "choice": "cluster"}
         assert predicted(call) == at_first
         back = call("shoal-edge", "rollback", "dev-1")
-        assert back.out == "run 1, round 5 answers until a later run finishes\n"
+        assert back.out == "run 1 answers until a later run finishes\n"
         assert (predicted(call)["run"], predicted(call)["predictions"]) == (1, [1] * 4)
         assert call("shoal-edge", "models", "dev-1").out.splitlines()[2].endswith("; answers, pinned by rollback")
         assert call("shoal-edge", "rollback", "dev-1", "3", "--json").data == {"run": 3, "round": 5, "cluster": 0}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.protocol.documents import Roster
+    from shoal.protocol.documents import Roster, RunPlan
 
 DeviceName = Annotated[str, typer.Argument(help="The device's name, or the one that it is shown under.")]
 MOST_INVITED = 10_000
@@ -147,7 +147,7 @@ def _note_refused(registrar: Registrar) -> None:
     """Print the refused requests; strangers may have made any number of them."""
     refused = list(registrar.refused.values())
     for each in refused[:MOST_LISTED]:
-        note(f"refused {each.name}, token {each.token}: {each.reason}{f'; {each.hint}' if each.hint else ''}")
+        note(f"refused {each.name}, line {each.token}: {each.reason}{f'; {each.hint}' if each.hint else ''}")
     if len(refused) > MOST_LISTED:
         note(
             f"refused {len(refused) - MOST_LISTED} more: `shoal-fleet devices DIR` lists them, and --clear removes them"
@@ -156,7 +156,7 @@ def _note_refused(registrar: Registrar) -> None:
 
 def reject(
     directory: Directory,
-    request: Annotated[str, typer.Argument(help="Fingerprint, name or token of the request, as `devices` lists it.")],
+    request: Annotated[str, typer.Argument(help="Fingerprint, name or line of the request, as `devices` lists it.")],
     json: AsJson = False,
 ) -> None:
     """Refuse a device's request: the device is told and ends, and its enrolment line admits nobody any more."""
@@ -197,16 +197,32 @@ def revoke(
 
 
 def _note_too_few(fleet: FleetDirectory) -> None:
-    """Print a warning if the newest run takes means of more devices than are left."""
+    """Print a warning if the newest run takes means of more devices than are left, unless the aggregator says that it is over."""
     from shoal.owner.keys.run_list import signed_plans
 
     plans = signed_plans(fleet, lambda _complaint: None)
     left = fleet.roster.active_count
-    if plans and left < plans[-1].recipe.min_contributors:
+    if plans and left < plans[-1].recipe.min_contributors and not _is_over(fleet, plans[-1]):
         note(
             f"warning: {counted(left, 'device')} left, and run {plans[-1].run} takes means of "
             f"{plans[-1].recipe.min_contributors}: if it is under way, it waits until another device is admitted"
         )
+
+
+def _is_over(fleet: FleetDirectory, plan: RunPlan) -> bool:
+    """Ask the aggregator whether a run is over; False if no answer comes."""
+    from aggregator.status.answers import RunPage, decoded
+    from shoal.owner.console.asking import ask
+    from shoal.protocol.requests import RequestAction
+
+    settings = settings_of(fleet.path)
+    if settings.offline:
+        return False
+    try:
+        document, _ = ask(fleet, settings.wait, note, RequestAction.LIST)
+    except ShoalError:
+        return False
+    return any(run.run_id == plan.run_id and run.phase == "finished" for run in decoded(RunPage, document).runs)
 
 
 def replace(
@@ -505,12 +521,12 @@ def _asked(request: dict[str, Any]) -> tuple[str, str]:
 
 
 def _pending(request: dict[str, Any]) -> str:
-    return f"pending {request['name']} {request['fingerprint']} token {request['token']} asked {request['age_s']} s ago"
+    return f"pending {request['name']} {request['fingerprint']} line {request['token']} asked {request['age_s']} s ago"
 
 
 def _lines(data: dict[str, Any]) -> list[str]:
     lines = [_pending(r) for r in data["pending"]]
-    lines += [f"refused {r['name']} token {r['token']}: {r['reason']}" for r in data["refused"]]
+    lines += [f"refused {r['name']} line {r['token']}: {r['reason']}" for r in data["refused"]]
     return lines + [
         f"{'revoked' if d['revoked'] else 'enrolled'} {d['name']} {d['fingerprint']} {write_labels(d['labels'])}".rstrip()
         for d in data["devices"]

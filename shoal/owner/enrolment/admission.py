@@ -96,12 +96,12 @@ def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes |
     if file.used_by == REJECTED:
         raise RequestError(member, REJECTED_REASON)
     if file.used_by not in ("", print_):
-        raise RequestError(member, f"the token was used before, by {file.used_by}")
+        raise RequestError(member, f"the line was used before, by {file.used_by}")
     answered = bool(file.used_by) and fleet.listed(member)
     if file.used_by and not answered and member.name in fleet.roster.revoked:
-        raise RequestError(member, f"device {member.name!r} is revoked, and its token was used")
+        raise RequestError(member, f"device {member.name!r} is revoked, and its line was used")
     if now_s > file.token.expires_at_s and not answered:
-        raise RequestError(member, "the token has expired")
+        raise RequestError(member, "the line has expired")
     return Request(
         name=member.name,
         fingerprint=print_,
@@ -436,7 +436,7 @@ class Registrar:
 
     def _check_life(self, request: Request, now_s: int) -> None:
         if now_s > self._tokens.find(request.token).token.expires_at_s:
-            raise UntrustedError("the token has expired", hint=NEW_LINE_HINT)
+            raise UntrustedError("the line has expired", hint=NEW_LINE_HINT)
 
     def _admit(self, requests: list[Request], now_s: int) -> None:
         for request in requests:  # all of them before a token is used up

@@ -86,7 +86,7 @@ class TokenStore:
         path = self._path(name)
         # The name may be a stranger's: with other characters the path could lead out of the folder.
         if not _ID.fullmatch(name) or not path.exists():
-            raise UntrustedError("a token that this owner did not issue, or that expired long ago")
+            raise UntrustedError("a line that this owner did not issue, or that expired long ago")
         try:
             return decode(read_private(path), TokenFile)
         except IntegrityError as error:
@@ -102,7 +102,7 @@ class TokenStore:
         """
         file = self.find(name)
         if file.used_by not in ("", by):
-            raise UntrustedError(f"the token was used before, by {file.used_by}")
+            raise UntrustedError(f"the line was used before, by {file.used_by}")
         self._write(dataclasses.replace(file, used_by=by))
 
     def used_by(self, by: str) -> str:

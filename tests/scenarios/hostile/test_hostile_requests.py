@@ -95,7 +95,7 @@ def test_replayed_request_adds_nobody(tmp_path):
     assert enrolment.look(enrolment.request, enrolment.request).pending == {}
     late = make_request(Identity.generate("dev-2"), enrolment.token, 1000, RECEIVING.public)
     (refused,) = enrolment.look(late).refused.values()
-    assert "the token was used before" in refused.reason
+    assert "the line was used before" in refused.reason
     assert enrolment.owner.roster == roster
 
 

@@ -144,7 +144,7 @@ def test_the_owner_rolls_all_devices_back(finished):
     assert reader_of(fleet).answers == everywhere(1)
     assert fleet.service.watch.devices.devices[NAME].model_run == 1
     told = CliRunner().invoke(app, ["models", str(fleet.stage.device_dir(NAME))])
-    assert "run 1, round 4" in told.output
+    assert "run 1; finished" in told.output
     assert "answers, chosen by the owner" in told.output
     for restart in (restart_device, restart_aggregator):
         restart(fleet)

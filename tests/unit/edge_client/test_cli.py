@@ -171,8 +171,8 @@ def test_finished_models_are_listed(directory, logistic, said):
     cli.models(directory)
     at = "finished 1970-01-01T00:00:00Z; fedavg"
     assert said()[0] == [
-        f"run 2, round 9; {at}, cluster 0; validation accuracy 0.5, loss 0.5, 8 samples",
-        f"run 1, round 9; {at}, cluster 4; validation accuracy 0.75, loss 0.5, 8 samples; answers",
+        f"run 2; {at}, cluster 0; validation accuracy 0.5, loss 0.5, 8 samples",
+        f"run 1; {at}, cluster 4; validation accuracy 0.75, loss 0.5, 8 samples; answers",
     ]
 
 
@@ -181,7 +181,7 @@ def test_rollback_pins_a_model(directory, logistic, said):
     for run, correct in ((1, 4), (2, 6)):
         finish(directory, logistic(4, 3), run, correct)
     cli.rollback(directory, None)
-    assert said()[0] == ["run 1, round 9 answers until a later run finishes"]
+    assert said()[0] == ["run 1 answers until a later run finishes"]
     cli.models(directory)
     answers = [line.rpartition("; ")[2] for line in said()[0]]
     assert answers[1] == "answers, pinned by rollback"
@@ -247,7 +247,7 @@ def test_unfinished_answer_is_noted(chosen, inputs, tmp_path, said, unfinished, 
 def test_export_names_file_and_model_in_it(chosen, tmp_path, said):
     file = tmp_path / "m.onnx"
     cli.export(tmp_path, file)
-    assert said()[0] == [f"{file}: cluster 4 of run 1, round 9"]
+    assert said()[0] == [f"{file}: cluster 4 of run 1"]
     assert file.stat().st_size > 0
 
 

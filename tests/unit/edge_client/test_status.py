@@ -41,7 +41,7 @@ def test_unusable_loss_has_no_figures():
         "answers": False,
         "pinned": False,
     }
-    assert status.model_line(document) == "run 1, round 9; finished then; cfl, cluster 3; validation 1 sample"
+    assert status.model_line(document) == "run 1; finished then; cfl, cluster 3; validation 1 sample"
 
 
 def test_a_choice_says_what_was_compared():

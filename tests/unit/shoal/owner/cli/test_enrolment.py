@@ -95,7 +95,7 @@ def test_listing_has_all_kinds_of_devices(fleet, monkeypatch):
         registrar(
             request("dev-9", asked_at_s=400),
             request("dev-3", token="1" * 16, asked_at_s=5_000),
-            refused=(Refused("dev-5", "b" * 16, "the token has expired"), Refused("?", "a" * 16, "junk")),
+            refused=(Refused("dev-5", "b" * 16, "the line has expired"), Refused("?", "a" * 16, "junk")),
         ),
     )
     assert json.loads(json.dumps(found)) == found
@@ -106,10 +106,10 @@ def test_listing_has_all_kinds_of_devices(fleet, monkeypatch):
     assert [r["token"] for r in found["refused"]] == ["a" * 16, "b" * 16]
     assert [(d["name"], d["revoked"]) for d in found["devices"]] == [("dev-1", False), ("dev-0", True)]
     assert enrolment._lines(found) == [
-        f"pending dev-3 print-of-dev-3 token {'1' * 16} asked 0 s ago",
-        f"pending dev-9 print-of-dev-9 token {'0' * 16} asked 600 s ago",
-        f"refused ? token {'a' * 16}: junk",
-        f"refused dev-5 token {'b' * 16}: the token has expired",
+        f"pending dev-3 print-of-dev-3 line {'1' * 16} asked 0 s ago",
+        f"pending dev-9 print-of-dev-9 line {'0' * 16} asked 600 s ago",
+        f"refused ? line {'a' * 16}: junk",
+        f"refused dev-5 line {'b' * 16}: the line has expired",
         f"enrolled dev-1 {fingerprint(DEVICE.member)}",
         f"revoked dev-0 {found['devices'][1]['fingerprint']}",
     ]

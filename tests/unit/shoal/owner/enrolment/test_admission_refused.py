@@ -40,9 +40,9 @@ def test_an_expired_token_is_refused(scene):
     with pytest.raises(UntrustedError, match="expired"):
         registrar.approve(scene.print_of(), NOW_S + 61)
     assert asking.refused is None
-    assert reasons(scene.sit(NOW_S + 61)) == ["the token has expired"]
+    assert reasons(scene.sit(NOW_S + 61)) == ["the line has expired"]
     scene.broker.pump()
-    assert "the token has expired" in str(asking.refused)
+    assert "the line has expired" in str(asking.refused)
     assert "another enrolment line" in asking.refused.hint
     assert scene.owner.roster.devices == ()
 
@@ -57,7 +57,7 @@ def test_a_token_admits_one_device(scene):
     other = scene.ask(token, "dev-2")
     registrar = scene.sit()
     assert registrar.pending == {}
-    assert str(other.refused) == f"the owner has refused this device: the token was used before, by {scene.print_of()}"
+    assert str(other.refused) == f"the owner has refused this device: the line was used before, by {scene.print_of()}"
     assert scene.broker.retained[TOPICS.grant(token_id(token.secret))] == granted
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     with pytest.raises(UntrustedError, match="no request of fingerprint"):
@@ -102,7 +102,7 @@ def test_replay_brings_no_device_back(scene):
     registrar.approve(scene.print_of(), NOW_S)
     scene.owner.revoke("dev-1")
     scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
-    assert reasons(registrar) == ["device 'dev-1' is revoked, and its token was used"]
+    assert reasons(registrar) == ["device 'dev-1' is revoked, and its line was used"]
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     fresh = scene.token()
     scene.leave_request(

@@ -86,7 +86,7 @@ def test_open_program_sends_revoked_nothing(scene):
     another(scene).revoke("dev-1")
     scene.leave_request(token, make_request(identity(scene), token, NOW_S, held.public))
     assert granted(scene, token, held) is None
-    assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its token was used"]
+    assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its line was used"]
 
 
 def test_open_program_approves_no_revoked(scene):

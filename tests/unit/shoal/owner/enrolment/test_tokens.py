@@ -85,7 +85,7 @@ def test_token_admits_one_device(tokens):
     token = tokens.issue(1, 600, NOW_S)[0]
     tokens.use(id_of(token), "print-1")
     tokens.use(id_of(token), "print-1")
-    with pytest.raises(UntrustedError, match="the token was used before, by print-1"):
+    with pytest.raises(UntrustedError, match="the line was used before, by print-1"):
         tokens.use(id_of(token), "print-2")
     assert tokens.find(id_of(token)).used_by == "print-1"
     assert tokens.find(id_of(token)).token == token
