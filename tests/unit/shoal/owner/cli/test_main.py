@@ -295,6 +295,7 @@ def test_every_command_is_there():
             "task",
             "run",
             "models",
+            "schedule",
         ),
         *("status", "report", "backup", "restore", "doctor"),
         *(
