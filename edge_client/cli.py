@@ -60,7 +60,7 @@ def join(
     with named(grant, "a grant is what shoal-fleet add-device prints the path of"):
         member = enrolment.join(directory, data, owner)
     _try_executor()
-    _say_joined(member.fleet, member.name, as_json=json)
+    _say_joined(directory, member.fleet, member.name, as_json=json)
 
 
 def _try_executor() -> None:
@@ -72,8 +72,9 @@ def _try_executor() -> None:
         note(f"hint: {trial.HINT}")
 
 
-def _say_joined(fleet: str, name: str, *, as_json: bool) -> None:
+def _say_joined(directory: Path, fleet: str, name: str, *, as_json: bool) -> None:
     say_result({"fleet": fleet, "device": name}, f"joined fleet {fleet} as {name}", as_json=as_json)
+    note(f"next: shoal-edge run {directory} --data FILE")
 
 
 @app.command()
@@ -111,7 +112,7 @@ def enrol(
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
     way = {name: layers.values[name] for name in ("ca", "cert", "key", "proxy")}
     member = joining.enrol(directory, token, **way, complain=note)
-    _say_joined(member.fleet, member.name, as_json=json)
+    _say_joined(directory, member.fleet, member.name, as_json=json)
 
 
 @app.command()

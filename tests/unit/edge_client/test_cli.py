@@ -287,7 +287,8 @@ def test_join_warns_of_onnx_runtime(tmp_path, said, monkeypatch):
     cli.join(tmp_path / "dev-9", grant, parties.owner.fingerprint)
     out, err = said()
     assert out == ["joined fleet reef as dev-9"]
-    assert err == ["warning: ONNX Runtime ended its process with SIGILL", f"hint: {trial.HINT}"]
+    assert err[:2] == ["warning: ONNX Runtime ended its process with SIGILL", f"hint: {trial.HINT}"]
+    assert err[2:] == [f"next: shoal-edge run {tmp_path / 'dev-9'} --data FILE"]
 
 
 def test_config_names_the_grant_as_source(directory, said):
