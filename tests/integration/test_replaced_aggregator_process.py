@@ -12,6 +12,7 @@ import pytest
 
 from aggregator.membership import AggregatorMembership
 from aggregator.storage.store import read_last_record
+from aggregator.strategies.registry import settings_of
 from edge_client.membership import DeviceMembership
 from edge_client.models.store import FOLDER, read_certificate_file
 from edge_client.storage.state import DeviceState
@@ -68,7 +69,7 @@ class Scene:
         _, round_, models = read_certified(certified, bundle, fleet)
         assert round_ >= 1
         assert np.any(models[0])
-        write_run(fleet, plan, bundle, chosen_origins(models, 1, None))
+        write_run(fleet, plan, bundle, chosen_origins(models, settings_of("fedavg", {}), None))
         return plan.run
 
 

@@ -16,7 +16,7 @@ from edge_client.protocol.round_state import Stage
 from shoal.errors import IntegrityError, ShoalError, TaskError, UntrustedError
 from shoal.membership.directory import KEY_FILE
 from shoal.membership.roster import ReplacedError
-from shoal.owner.cli.runs import _origins
+from shoal.owner.cli.runs import _earlier_models
 from shoal.owner.models.files import MAX_CERTIFIED, read_certified
 from shoal.protocol import channels
 from shoal.protocol.codec import decode, decode_prefix, encode
@@ -132,9 +132,10 @@ def test_run_begins_with_a_certified_model(tmp_path):
         plan, round_, models = read_certified(file, fleet.bundle, owner)
         assert (plan.run, models.keys()) == (fleet.plan.run, {0})
         assert 3 <= round_ <= closed
-        begins = _origins(owner, file, None, tmp_path, fleet.bundle, None, 1)
-        assert begins.tobytes() == models[0].tobytes()
-        assert np.any(begins)
+        begins = _earlier_models(owner, str(file), fleet.bundle)
+        assert begins.keys() == {0}
+        assert begins[0].tobytes() == models[0].tobytes()
+        assert np.any(begins[0])
         data = file.read_bytes()
 
         def refused(data, error, words):
