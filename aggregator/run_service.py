@@ -54,6 +54,7 @@ from aggregator.status.watch import FleetWatch, run_facts
 from aggregator.storage.means import StoredMean
 from aggregator.storage.store import Store, readable
 from aggregator.strategies.registry import make_strategy
+from aggregator.sums import CellOpener, KeeperAwaitedError
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from aggregator.status.facts import RunStatus
     from aggregator.strategies.base import ClientUpdate
     from shoal.protocol.jobs import PartReport
+    from shoal.protocol.sums import CellSums
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2
@@ -84,6 +86,8 @@ UNCLOSABLE_HINT: Final = (
     "take the run's file out of the aggregator's runs directory, and have the owner sign another run, of another algorithm "
     "or with a smaller --participation"
 )
+KEEPER_AGAIN_S: Final = 15.0
+"""Time until the keeper is asked again."""
 LONG_WORK: Final = 4_000_000_000
 """Least work (`Engine.closing_work`) of a close that is computed on another thread: some 40 ms of one core. The rounds of 100
 devices with 159,010 coordinates take less, those of 500 devices more."""
@@ -154,15 +158,18 @@ class RunService:
             average,
         )
         self._shards: Shards | None = None
-        self._long_work = LONG_WORK
+        self._long_work = LONG_WORK if run.keeper is None else 1
+        signed = encode(dataclasses.replace(parts, task=b"", origins=b""))
         self._messages = WorkerMessages(
             run,
             membership,
             transport,
             self._on_report,
-            encode(dataclasses.replace(parts, task=b"", origins=b"")),
+            signed,
+            on_sums=self._on_sums,
             clock=self.watch.clock,
         )
+        self._opener = self._engine.opener = self._opener_of(signed)
         if run.workers:
             if link is None:
                 raise UsageError(
@@ -207,6 +214,13 @@ class RunService:
         self.finished = False
         self._roster_sent = membership.roster_bytes
         self._members = membership.roster.only(run.recipe.only)
+
+    def _opener_of(self, signed: bytes) -> CellOpener | None:
+        """Return what opens the sums of a run with a keeper; None for another run."""
+        if self._run.keeper is None:
+            return None
+        ask = self._messages.ask_keeper
+        return CellOpener(self._run, signed, self._store.directory, lambda: self._membership.roster, ask)
 
     @property
     def plan(self) -> RunPlan:
@@ -419,7 +433,12 @@ class RunService:
     @property
     def waits_for_workers(self) -> str:
         """What the open round waits for at the workers; empty if it waits for none of them."""
-        return "" if self.finished else waiting_words(self._run, self._messages.absent, self.uploads.lacks)
+        if self.finished:
+            return ""
+        words = waiting_words(self._run, self._messages.absent, self.uploads.lacks)
+        if not words and self.computing and self._opener is not None and not self._opener.answered:
+            return f"round {self._state.round} waits for the keeper's answer"
+        return words
 
     def facts(self) -> RunStatus:
         """Return the facts of the run for `shoal-aggregator status`."""
@@ -535,6 +554,15 @@ class RunService:
         self._again_s = math.inf
         self._numerics.submit(advance, self._on_computed)
 
+    def _on_sums(self, told: CellSums, body: memoryview) -> None:
+        """Continue the close that waits for the keeper's answer."""
+        if self._opener is None:
+            return
+        self._opener.take(told, body)
+        if self._again_s < math.inf:  # no close is under way
+            self._again_s = self._now_s
+            self._close_again(self._now_s)
+
     def _close_again(self, now_s: float) -> None:
         """Close the round once more if a worker was missing: nothing has changed by the first attempt."""
         if self._again is not None and now_s >= self._again_s and not self._messages.absent:
@@ -547,8 +575,14 @@ class RunService:
             LOG.error("the round can't be closed", extra={"kv": {"reason": transition, "hint": UNCLOSABLE_HINT}})
             return
         if isinstance(transition, ShardsUnavailableError):
-            self._again_s = self._now_s + AGAIN_S
-            LOG.warning("the round can't be closed yet", extra={"kv": {"reason": transition}})
+            if not isinstance(transition, KeeperAwaitedError):
+                self._again_s = self._now_s + AGAIN_S
+                LOG.warning("the round can't be closed yet", extra={"kv": {"reason": transition}})
+            elif self._opener is not None and self._opener.answered:  # before this thread has heard that it was asked
+                self._again_s = self._now_s
+                self._close_again(self._now_s)
+            else:
+                self._again_s = self._now_s + KEEPER_AGAIN_S
             return
         self._again = None
         self.computing = False

@@ -79,7 +79,8 @@ def room_of(module: str) -> str | None:
     """Return a module's node in the diagram: a party's folder, a half of ``crypto``, or what a part of ``shoal`` is for."""
     top, *below = module.split(".")
     if top == "crypto":
-        return f"crypto.{below[0]}" if below else None
+        # Seals and sums are for every party, masks for devices and the owner alone.
+        return {"mask": "crypto.mask"}.get(below[0], "crypto.seal") if below else None
     package = package_of(module)
     if not package.startswith("shoal.") or package in PARTS:
         return package if package != "shoal" else PROGRAMS

@@ -140,6 +140,9 @@ ROBUST_RULES: Final = ("off", "filter", "multi-krum", "rfa", "centred-clipping",
 PRECISIONS: Final = ("float32", "float16", "int8")
 """Encodings of vectors on the wire, from the most bytes to the fewest; see `shoal.protocol.precision`."""
 
+MAX_FIGURE: Final = 3.4e38
+"""Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
+
 MAX_MARGIN: Final = 5.0
 """Largest margin reported, in units of loss: above it the better model is certain, and the exact figure only leaks data."""
 
@@ -189,6 +192,9 @@ MAX_STATISTICS: Final = 512
 
 PART_BLOCK: Final = 16
 """Coordinates between two places where a vector may be cut into parts: 64 bytes of float32, a line of a processor's cache."""
+
+LEAST_CELL: Final = 3
+"""Fewest devices in a sum of a run with a keeper, whatever the plan says: of two, each could subtract its own."""
 
 MAX_WORKERS: Final = 64
 """Most workers of an aggregator."""

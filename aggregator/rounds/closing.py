@@ -14,7 +14,7 @@ import base64
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
-from aggregator.strategies.base import ClientUpdate, Outcome, RoundPlan, Strategy, of_one_round
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, of_one_round
 from aggregator.strategies.robust import RobustMean, Standings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
@@ -42,6 +42,25 @@ class Watched:
     levels: Levels = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
     apart: Standings = field(default_factory=Standings)
+
+
+class OpenedUpdates(Protocol):
+    """What `Opener` returns: stand-ins for updates, in order of their devices."""
+
+    @property
+    def updates(self) -> tuple[ClientUpdate, ...]:
+        """The stand-ins."""
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Events about updates without one."""
+
+
+class Opener(Protocol):
+    """Opens the sums of a round's updates in a run with a keeper; see `aggregator.sums`."""
+
+    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], /) -> OpenedUpdates:
+        """Return the stand-ins of updates, which are in order of their devices."""
 
 
 def close_round(

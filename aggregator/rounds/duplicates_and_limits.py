@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Final
 from aggregator.rounds.state import EngineState, too_late
 from crypto.seal.identity import peek_document
 from shoal.errors import ShoalError
-from shoal.limits import MAX_MARGIN
+from shoal.limits import MAX_FIGURE, MAX_MARGIN
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
 from shoal.protocol.states import Statement
 
 if TYPE_CHECKING:
     from aggregator.strategies.base import ClientUpdate
-
-MAX_FIGURE: Final = 3.4e38
-"""Largest loss or norm that a device may report: the largest float32, so that squares and sums in float64 stay finite."""
 
 OTHER_HISTORY: Final = "the device has signed another history of the run than the announced one"
 
@@ -117,11 +114,16 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
         return f"{len(upload.margins)} margins"
     if upload.nearest not in (assignment.compare or (0,)):
         return f"nearest to model {upload.nearest}, which was not to be compared with"
+    if bool(upload.share) != (run.keeper is not None):
+        return f"a share for a keeper of {len(upload.share)} bytes"
     return ""
 
 
 def _wrong_figures(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
     """Return why the upload's figures can't be true, or what is beyond their limits; empty if nothing is."""
+    if run.keeper is not None:
+        told = (upload.loss, upload.correct, upload.tested, upload.samples)
+        return f"figures {told} that are for the keeper alone" if any(told) else ""
     if (
         upload.correct > upload.tested
         or bool(upload.tested) != assignment.evaluate

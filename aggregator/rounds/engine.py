@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aggregator.persistent import PersistentList, PersistentMap, PersistentSet
-from aggregator.rounds.closing import close_round
+from aggregator.rounds.closing import Opener, close_round
 from aggregator.rounds.duplicates_and_limits import Decision, decide
 from aggregator.rounds.held_models import Agreement, HeldModels, after_round, agree, offers_of, transcript_of, with_sums
 from aggregator.rounds.opening import prepare
@@ -93,7 +93,13 @@ class Engine:
     """
 
     def __init__(
-        self, run: RunPlan, strategy: Strategy, seed: bytes, task_bytes: int = 0, average: RobustMean | None = None
+        self,
+        run: RunPlan,
+        strategy: Strategy,
+        seed: bytes,
+        task_bytes: int = 0,
+        average: RobustMean | None = None,
+        opener: Opener | None = None,
     ) -> None:
         """Create the engine of a run.
 
@@ -103,12 +109,14 @@ class Engine:
             seed: 16 random bytes.
             task_bytes: size of the sealed task.
             average: forms the strategy's means, and tells which devices stood apart in them; None if nobody asks.
+            opener: opens the sums of a run with a keeper; None without one.
         """
         self.run = run
         self.strategy = strategy
         self.seed = seed
         self.task_bytes = task_bytes
         self.average = average
+        self.opener = opener
 
     def begin(self, devices: tuple[str, ...], key_version: int = 0, roster: Roster | None = None) -> Transition:
         """Return the state before round 1.
@@ -401,6 +409,11 @@ class Engine:
         refused: Mapping[str, float] = {}
         limit = 0.0
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
+        accepted, unopened = agreement.accepted, tuple[Event, ...]()
+        opened: tuple[ClientUpdate, ...] | None = None
+        if self.opener is not None:
+            cells = self.opener.open(plan.round, self.nonce(plan.round), accepted)
+            accepted, opened, unopened = cells.updates, cells.updates, cells.events
         if plan.final:
             outcome = Outcome({c.device: c.model for c in agreement.accepted}, self._ended_by(state))
         elif state.checkpoints_only:
@@ -410,7 +423,7 @@ class Engine:
                 self.strategy,
                 strategy,
                 plan,
-                agreement.accepted,
+                accepted,
                 state.watched,
                 run=self.run,
                 average=self.average,
@@ -425,9 +438,9 @@ class Engine:
             found = {"devices": len(members(state)), "min_contributors": self.run.recipe.min_contributors}
             outcome = dataclasses.replace(outcome, events=(*outcome.events, Event(plan.round, FLEET_TOO_SMALL, found)))
         silent, quiet = after_silence(state)
-        outcome = dataclasses.replace(outcome, events=(*outcome.events, *quiet))
+        outcome = dataclasses.replace(outcome, events=(*outcome.events, *unopened, *quiet))
         strategy, held = self._settle(state, plan, strategy, agreement, limit)
-        closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step))
+        closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step, opened))
         state = dataclasses.replace(
             state,
             strategy=strategy,

@@ -34,7 +34,7 @@ GO. STOP instead makes the final round follow. No order follows STOP but STOP_NO
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -556,6 +556,7 @@ def record_of(
     outcome: Outcome,
     refused_norm: Mapping[str, float] | None = None,
     out_of_step: Mapping[str, int] | None = None,
+    opened: Sequence[ClientUpdate] | None = None,
 ) -> RoundRecord:
     """Return the record of a round that closes.
 
@@ -565,8 +566,10 @@ def record_of(
         outcome: the strategy's outcome.
         refused_norm: see `RoundRecord`.
         out_of_step: see `RoundRecord`.
+        opened: stand-ins for the updates in a run with a keeper, where no figures of single devices are known; None in others.
     """
-    given = sorted(state.contributions, key=lambda c: c.device)
+    alone = opened is None
+    given = sorted(state.contributions, key=lambda c: c.device) if opened is None else list(opened)
     refused = dict(sorted((refused_norm or {}).items()))
     apart = dict(sorted((out_of_step or {}).items()))
     tests = _tests(given, state.run.recipe.weight_cap)
@@ -576,15 +579,15 @@ def record_of(
         round=plan.round,
         final=plan.final,
         ordered=len(plan.assignments),
-        contributed=len(given),
+        contributed=len(state.contributions),
         missing=state.waiting,
         loss=0.0 if loss is None else loss,
         correct=sum(correct for correct, _ in tests.values()),
         tested=sum(tested for _, tested in tests.values()),
-        norms={c.device: c.norm for c in given},
+        norms={c.device: c.norm for c in given} if alone else {},
         clusters=outcome.clusters,
         events=tuple({"round": e.round, "kind": e.kind, **e.detail} for e in (*state.news, *outcome.events)),
-        device_accuracy=tests,
+        device_accuracy=tests if alone else {},
         declined=state.unable,
         capped=dict(sorted(outcome.capped.items())),
         refused_norm=refused,
@@ -592,7 +595,7 @@ def record_of(
         still=state.watched.standstill.now,
         cluster_losses=cluster_losses(counted, outcome.clusters, state.run),
         cluster_tests=_cluster_tests(tests, outcome.clusters),
-        cosines=None if plan.final else sampled_cosines(counted, outcome.clusters),
+        cosines=None if plan.final or not alone else sampled_cosines(counted, outcome.clusters),
     )
 
 

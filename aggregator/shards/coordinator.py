@@ -1,4 +1,4 @@
-"""The coordinator's messages: orders to workers, their reports, and who of them is there."""
+"""The aggregator's messages to its workers or its keeper, their answers, and who of them is there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aggregator.rounds.held_models import segment_name
 from aggregator.status.facts import WorkerStatus
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import open_document
+from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
@@ -17,6 +18,7 @@ from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
 from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.sums import MOST_CELLS, CellSums
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class WorkerMessages:
         on_report: takes each report.
         plan: its run package, without task and origins.
         on_done: takes each answer to a job.
+        on_sums: takes each answer of the keeper.
         clock: returns unix seconds.
     """
 
@@ -50,9 +53,11 @@ class WorkerMessages:
         on_report: Callable[[PartReport], None],
         plan: bytes = b"",
         on_done: Callable[[JobDone], None] = lambda _done: None,
+        on_sums: Callable[[CellSums, memoryview], None] = lambda _told, _body: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
+        self._parties = run.workers if run.keeper is None else (run.keeper,)
         self._membership = membership
         self._transport = transport
         self._topics = Topics(run.fleet)
@@ -60,6 +65,7 @@ class WorkerMessages:
         self._on_report = on_report
         self._plan = plan
         self.on_done = on_done
+        self._on_sums = on_sums
         self._clock = clock
         self._reported_s: dict[str, int] = {}
         self._births: dict[str, int] = {}
@@ -70,8 +76,8 @@ class WorkerMessages:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Names of the workers that are not connected."""
-        return tuple(worker.name for worker in self._run.workers if worker.name not in self._online)
+        """Names of the workers, or of the keeper, that are not connected."""
+        return tuple(party.name for party in self._parties if party.name not in self._online)
 
     def facts(self, lacks: Mapping[int, int]) -> tuple[WorkerStatus, ...]:
         """Return the facts of each worker for `shoal-aggregator status`.
@@ -86,12 +92,12 @@ class WorkerMessages:
                 last_report_s=self._reported_s.get(worker.name),
                 lacking=lacks.get(number, 0),
             )
-            for number, worker in enumerate(self._run.workers)
+            for number, worker in enumerate(self._parties)
         )
 
     def subscribe(self) -> None:
         """Subscribe to what the run's workers send."""
-        for worker in self._run.workers:
+        for worker in self._parties:
             for kind in READ_TOPICS:
                 self._transport.subscribe(self._topics.filter(kind, worker.name))
 
@@ -102,9 +108,9 @@ class WorkerMessages:
             UntrustedError: the plan has no such worker, or the worker has not signed the message.
             WireError: malformed or too large.
         """
-        worker = next((w for w in self._run.workers if w.name == parsed.label), None)
+        worker = next((p for p in self._parties if p.name == parsed.label), None)
         if worker is None:
-            raise UntrustedError(f"{parsed.label} is no worker of run {self._run.run}")
+            raise UntrustedError(f"{parsed.label} is neither a worker nor the keeper of run {self._run.run}")
         self._chunks.expire(now_s)
         if parsed.kind is TopicKind.WORKER_STATE:
             transfer = self._chunks.add(f"{worker.name}/state", payload, now_s, channels.WORKER_STATE.limit())
@@ -112,6 +118,10 @@ class WorkerMessages:
                 self._on_presence(worker, transfer)
             return
         allowed = {**channels.REPORT.limit(), **channels.JOB_DONE.limit()}
+        if worker == self._run.keeper:
+            allowed = channels.CELL_SUMS.limit(
+                limits.SEALED_HEAD_BYTES * MOST_CELLS + MOST_CELLS * 4 * self._run.length
+            )
         transfer = self._chunks.add(worker.name, payload, now_s, allowed)
         if transfer is not None:
             self._on_sealed(worker, transfer)
@@ -129,7 +139,7 @@ class WorkerMessages:
         self._online.add(worker.name)
         # It may have missed the newest order, or be asked for the first time.
         if self._order is not None:
-            number = self._run.workers.index(worker)
+            number = self._parties.index(worker)
             self._send(number, channels.SHARD_ORDER, encode(self._order(number)))
 
     def _on_sealed(self, worker: Member, transfer: Transfer) -> None:
@@ -137,9 +147,13 @@ class WorkerMessages:
         head, at = read_head(transfer.payload)
         if (head.fleet, head.purpose, head.sender) != (self._run.fleet, channel.purpose, worker.name):
             raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} on {worker.name}'s topic")
-        message, _ = open_from_member(
+        message, body = open_from_member(
             self._membership.identity, transfer.payload, head, at, worker.sign_key, transfer.signed
         )
+        if channel is channels.CELL_SUMS:
+            self._reported_s[worker.name] = int(self._clock())
+            self._on_sums(decode(message, CellSums), body)
+            return
         number = self._run.workers.index(worker)
         told: PartReport | JobDone
         told = decode(message, PartReport) if channel is channels.REPORT else decode(message, JobDone)
@@ -189,16 +203,22 @@ class WorkerMessages:
                 finished=finished,
             )
 
+        if not run.workers:
+            return
         self._order = of
         for worker in range(len(run.workers)):
             self._send(worker, channels.SHARD_ORDER, encode(of(worker)))
+
+    def ask_keeper(self, request: bytes) -> None:
+        """Send an encoded `OpenCells`; any thread may call it."""
+        self._send(0, channels.OPEN_CELLS, request)
 
     def job(self, worker: int, job: Job) -> None:
         """Send a job to a worker; any thread may call it."""
         self._send(worker, channels.JOB, encode(job))
 
     def _send(self, number: int, channel: Channel, message: bytes) -> None:
-        worker = self._run.workers[number]
+        worker = self._parties[number]
         identity = self._membership.identity
         head = channel.head(self._run.fleet, identity.name, worker.name)
         parcel = seal_message_to_member(identity, worker.seal_key, head, message)
@@ -216,6 +236,6 @@ def _length(run: RunPlan, segment: str) -> int:
 def waiting_words(run: RunPlan, absent: tuple[str, ...], lacks: Mapping[int, int]) -> str:
     """Return which workers a round waits for; empty if none."""
     if absent:
-        return f"worker {', '.join(absent)} is not connected"
+        return f"{'worker' if run.keeper is None else 'the keeper'} {', '.join(absent)} is not connected"
     late = [f"{run.workers[number].name} ({count})" for number, count in sorted(lacks.items())]
     return f"parts not reported by {', '.join(late)}" if late else ""

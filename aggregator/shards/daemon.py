@@ -1,4 +1,4 @@
-"""The program of one worker: follows the runs that the coordinator names, one after another."""
+"""The program of one worker, which follows the runs that the coordinator names, and what it shares with that of a keeper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aggregator.owner_inbox import GrantInbox
-from aggregator.shards.membership import WorkerMembership, witness
+from aggregator.shards.membership import WorkerMembership, presence_of, witness
 from aggregator.shards.sums import BlockSender
-from aggregator.shards.worker import WorkerService, read_order, worker_presence
+from aggregator.shards.worker import WorkerService, read_order
 from aggregator.workers import ThreadWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
@@ -61,30 +61,32 @@ class _Stop(Exception):  # noqa: N818 - a request, not an error
     """The program was asked to stop."""
 
 
-class WorkerDaemon:
-    """Drives one worker on a real broker."""
+class HelperDaemon:
+    """The program of a worker or a keeper on a real broker: connection, presence, the owner's keys, the loop.
+
+    Args:
+        config: broker and files.
+        directory: the party's.
+
+    Attributes:
+        transport: client of the broker.
+        inbox: takes events of the transport, and callables that the loop is to call.
+    """
 
     def __init__(self, config: AggregatorConfig, directory: Path) -> None:
-        self._config = config
-        self._directory = directory
-        self._membership = WorkerMembership(directory)
-        self._birth = time.time_ns()
-        self._inbox = Inbox()
-        self._topics = Topics(self._membership.fleet)
-        self._chunks = Reassembler()
-        self._grants = GrantInbox(self._membership)
+        self.membership = WorkerMembership(directory)
+        self.birth = time.time_ns()
+        self.inbox = Inbox()
+        self.grants = GrantInbox(self.membership)
         self._refusals = Refusals(LOG)
-        self._service: WorkerService | None = None
-        self._sender: BlockSender | None = None
-        self._jobs = ThreadWorkers(self._inbox.put, "shoal-sums")
-        address = BrokerAddress.of(config, self._membership.grant)
-        name, will = self._membership.identity.name, worker_presence(self._membership, self._birth, online=False)
-        self._transport = MqttTransport(
+        address = BrokerAddress.of(config, self.membership.grant)
+        name, will = self.membership.identity.name, presence_of(self.membership, self.birth, online=False)
+        self.transport = MqttTransport(
             address,
-            f"shoal-{self._membership.fleet}-{name}",
-            self._inbox.put,
+            f"shoal-{self.membership.fleet}-{name}",
+            self.inbox.put,
             will=will,
-            witness=witness(self._membership.identity, self._membership.fleet, will[0], self._birth),
+            witness=witness(self.membership.identity, self.membership.fleet, will[0], self.birth),
             session_expiry_s=limits.SESSION_EXPIRY_AGGREGATOR_S,
             manual_ack=True,
             max_queued_bytes=limits.MAX_PENDING_BYTES,
@@ -96,60 +98,101 @@ class WorkerDaemon:
 
         Raises:
             BrokerUnreachableError: the first connection failed.
-            TakenOverError: another program with this worker's identity began before this one.
+            TakenOverError: another program with this party's identity began before this one.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._inbox.put(None))
-        name = self._membership.identity.name
-        self._grants.subscribe(self._transport)
-        self._transport.subscribe(self._topics.filter(TopicKind.JOB, name))
-        self._transport.start(require=True)
-        self._tell_presence()
-        LOG.info("serving", extra={"kv": {"fleet": self._membership.fleet, "worker": name}})
+            signal.signal(number, lambda *_: self.inbox.put(None))
+        topics, name = Topics(self.membership.fleet), self.membership.identity.name
+        self.grants.subscribe(self.transport)
+        for kind, own in ((TopicKind.JOB, name), (TopicKind.ROSTER, "")):
+            self.transport.subscribe(topics.filter(kind, own))
+        self.transport.start(require=True)
+        self.tell_presence(online=True)
+        LOG.info("serving", extra={"kv": {"fleet": self.membership.fleet, "name": name}})
         self._manager.ready("connected")
         try:
             while True:
-                for event in self._inbox.batch(POLL_S):
-                    self._handle(event)
+                for event in self.inbox.batch(POLL_S):
+                    self._take(event)
                 now_s = time.monotonic()
-                if self._service is not None:
-                    self._service.flush(now_s)
-                    self._service.tick(now_s)
+                self.tick(now_s)
                 self._manager.alive(now_s)
         except _Stop:
             LOG.info("stopping")
         finally:
             self._manager.stopping()
-            topic, payload = worker_presence(self._membership, self._birth, online=False)
-            self._transport.publish(topic, payload, retain=True)
-            self._transport.close()
-            if self._service is not None:
-                self._service.close()
+            self.tell_presence(online=False)
+            self.transport.close()
+            self.close()
 
-    def _tell_presence(self) -> None:
-        topic, payload = worker_presence(self._membership, self._birth, online=True)
-        self._transport.publish(topic, payload, retain=True)
+    def tell_presence(self, *, online: bool) -> None:
+        """Publish whether this party is there."""
+        topic, payload = presence_of(self.membership, self.birth, online=online)
+        self.transport.publish(topic, payload, retain=True)
 
-    def _handle(self, event: TransportEvent | Callable[[], None] | None) -> None:
+    def _take(self, event: TransportEvent | Callable[[], None] | None) -> None:
         if event is None:
             raise _Stop
         if isinstance(event, TakenOver):
             raise TakenOverError(
-                "another program took over this session: it has this worker's identity, and began before this one",
-                hint="a worker runs once: end the other one",
+                "another program took over this session: it has this party's identity, and began before this one",
+                hint="it runs once: end the other one",
             )
         if not isinstance(event, Message | Connected) and callable(event):
             event()
-        elif self._service is not None:
+            return
+        try:
+            self.handle(event)
+        except ShoalError as error:
+            topic = event.topic if isinstance(event, Message) else ""
+            self._refusals.tell(topic, reason_of(error), error.hint, time.monotonic())
+
+    def handle(self, event: TransportEvent) -> None:
+        """Handle one event of the transport."""
+        raise NotImplementedError
+
+    def tick(self, now_s: float) -> None:
+        """Do the work that is due at ``now_s``."""
+
+    def close(self) -> None:
+        """Release files and threads."""
+
+
+class WorkerDaemon(HelperDaemon):
+    """Drives one worker."""
+
+    def __init__(self, config: AggregatorConfig, directory: Path) -> None:
+        super().__init__(config, directory)
+        self._config = config
+        self._topics = Topics(self.membership.fleet)
+        self._chunks = Reassembler()
+        self._service: WorkerService | None = None
+        self._sender: BlockSender | None = None
+        self._jobs = ThreadWorkers(self.inbox.put, "shoal-sums")
+
+    def handle(self, event: TransportEvent) -> None:
+        """Hand an event to the run that is served, or begin the one that it orders."""
+        if self._service is not None:
             self._service.on_event(event, time.monotonic())
         elif isinstance(event, Connected):
-            self._tell_presence()
-        elif isinstance(event, Message) and event.payload:
-            try:
-                if not self._grants.take(event.topic, event.payload, time.monotonic()):
-                    self._look_for_order(event)
-            except ShoalError as error:
-                self._refusals.tell(event.topic, reason_of(error), error.hint, time.monotonic())
+            self.tell_presence(online=True)
+        elif (
+            isinstance(event, Message)
+            and event.payload
+            and not self.grants.take(event.topic, event.payload, time.monotonic())
+        ):
+            self._look_for_order(event)
+
+    def tick(self, now_s: float) -> None:
+        """Make parts durable, and ask for missing ones."""
+        if self._service is not None:
+            self._service.flush(now_s)
+            self._service.tick(now_s)
+
+    def close(self) -> None:
+        """Close the run that is served."""
+        if self._service is not None:
+            self._service.close()
 
     def _look_for_order(self, message: Message) -> None:
         """Begin the run of an order, while none is served."""
@@ -158,12 +201,12 @@ class WorkerDaemon:
         allowed = {**channels.JOB.limit(), **channels.SHARD_ORDER.limit()}
         transfer = self._chunks.add("job", message.payload, time.monotonic(), allowed)
         if transfer is not None and transfer.kind is channels.SHARD_ORDER.kind:
-            self._begin(read_order(self._membership, transfer))
+            self._begin(read_order(self.membership, transfer))
 
     def _begin(self, order: ShardOrder) -> None:
         """Follow the run of an order in place of the one before."""
-        run = open_package(decode(order.plan, RunPackage), self._membership.owner_key)
-        if (run.fleet, run.run_id) != (self._membership.fleet, order.run_id):
+        run = open_package(decode(order.plan, RunPackage), self.membership.owner_key)
+        if (run.fleet, run.run_id) != (self.membership.fleet, order.run_id):
             raise UntrustedError("an order with the plan of another run")
         if self._service is not None:
             if run.run <= self._service.run.run:
@@ -171,11 +214,11 @@ class WorkerDaemon:
             self._service.close()
             self._service = None
         service = WorkerService(
-            self._membership,
+            self.membership,
             run,
-            self._transport,
-            self._directory,
-            birth=self._birth,
+            self.transport,
+            self.membership.directory,
+            birth=self.birth,
             send_blocks=self._send_blocks,
             other_run=self._begin,
         )

@@ -1,6 +1,6 @@
-"""A worker's membership in a fleet: its keys, the owner's grant, the roster and the run plans it serves.
+"""The membership of a worker or a keeper in a fleet: its keys, the owner's grant and the roster.
 
-`signed_presence` and `witness` make and read the presences that the aggregator and its workers sign in clear.
+`signed_presence` and `witness` make and read the presences that the aggregator, its workers and keepers sign in clear.
 """
 
 from __future__ import annotations
@@ -8,25 +8,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import open_document, sign_document
+from shoal.errors import UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import WORKER_ROLE
-from shoal.protocol.channels import WORKER_STATE
+from shoal.membership.roster import aggregator_of
+from shoal.protocol.channels import ROSTER, WORKER_STATE, Channel, channel_at
 from shoal.protocol.chunking import parse, split
 from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.jobs import WorkerPresence
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.rivals import Witness
 from shoal.util.files import private_directory
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from crypto.seal.identity import Identity
+    from shoal.protocol.reassembly import Transfer
+    from shoal.transport.base import Transport, Will
 
 RUNS_DIRECTORY: Final = "runs"
 
 
 class WorkerMembership(Membership[AggregatorGrant]):
-    """The membership of a worker, with the broadcast key in use as ``group``. Its grant has no field for a mask secret."""
+    """The membership of a worker or a keeper, with the broadcast key in use as ``group``.
+
+    Its grant has no field for a mask secret.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Load what `join` left in ``directory``.
@@ -43,10 +52,52 @@ class WorkerMembership(Membership[AggregatorGrant]):
         if grant is not None:
             self.promote(grant)
 
+    def open_job(self, transfer: Transfer) -> tuple[Channel, memoryview]:
+        """Return the channel and the message of a transfer from the aggregator.
 
-def init(directory: Path, name: str) -> Path:
-    """Make a worker's keys and its directory; return the path of the card for the owner."""
-    card = make_identity(directory, name, WORKER_ROLE)
+        Raises:
+            UntrustedError: it is not from the aggregator.
+        """
+        channel = channel_at(TopicKind.JOB, transfer.kind)
+        head, at = read_head(transfer.payload)
+        sender = aggregator_of(self.roster)
+        if (head.fleet, head.purpose, head.sender) != (self.fleet, channel.purpose, sender.name):
+            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where a job belongs")
+        message, _ = open_from_member(self.identity, transfer.payload, head, at, sender.sign_key, transfer.signed)
+        return channel, message
+
+    def take_roster(self, transfer: Transfer) -> None:
+        """Adopt the roster in a transfer, which the aggregator has forwarded.
+
+        Raises:
+            UntrustedError: it is not from the aggregator, or not the owner's.
+        """
+        head, at = read_head(transfer.payload)
+        sender = aggregator_of(self.roster)
+        if (head.fleet, head.purpose, head.sender) != (self.fleet, ROSTER.purpose, sender.name):
+            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where the roster belongs")
+        _, plain = self.open_under_any(transfer.payload, head, at, sender.sign_key, transfer.signed)
+        self.adopt(bytes(plain))
+
+    def send(self, transport: Transport, channel: Channel, message: bytes, body: bytes = b"") -> None:
+        """Send a sealed message to the aggregator."""
+        aggregator, name = aggregator_of(self.roster), self.identity.name
+        head = channel.head(self.fleet, name, aggregator.name)
+        parcel = seal_message_to_member(self.identity, aggregator.seal_key, head, message, body)
+        topic, size = Topics(self.fleet).at(TopicKind.REPORT, name), transport.chunk_bytes
+        for chunk in split(parcel.payload, kind=channel.kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
+            transport.publish(topic, chunk)
+
+
+def presence_of(membership: WorkerMembership, birth: int, *, online: bool) -> Will:
+    """Return topic and payload of the presence of a worker or a keeper."""
+    topic = Topics(membership.fleet).at(TopicKind.WORKER_STATE, membership.identity.name)
+    return topic, signed_presence(membership.identity, membership.fleet, birth, online=online)
+
+
+def init(directory: Path, name: str, role: str = WORKER_ROLE) -> Path:
+    """Make a worker's keys, or a keeper's, and its directory; return the path of the card for the owner."""
+    card = make_identity(directory, name, role)
     private_directory(directory / RUNS_DIRECTORY)
     return card
 

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from aggregator.numerics.checks import NumericsError
 from aggregator.owner_inbox import GrantInbox
 from aggregator.shards.calculation import PartCalculator, ShardsUnavailableError, squared_norm
-from aggregator.shards.membership import WorkerMembership, signed_presence
+from aggregator.shards.membership import WorkerMembership, presence_of
 from aggregator.shards.part_store import PartStore
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group, seal_message_to_member
+from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
-from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
-from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import ChunkKind, chunk_count, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
@@ -53,7 +51,7 @@ from shoal.protocol.shards import (
 )
 from shoal.protocol.states import mean_number
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Message, Transport, TransportEvent, Will
+from shoal.transport.base import Connected, Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.log_throttle import Refusals
 
@@ -71,12 +69,6 @@ SendBlocks = Callable[[Job, Callable[[], Blocks] | None], None]
 it takes the addresses."""
 
 
-def worker_presence(membership: WorkerMembership, birth: int, *, online: bool) -> Will:
-    """Return topic and payload of a worker's presence."""
-    topic = Topics(membership.fleet).at(TopicKind.WORKER_STATE, membership.identity.name)
-    return topic, signed_presence(membership.identity, membership.fleet, birth, online=online)
-
-
 def read_order(membership: WorkerMembership, transfer: Transfer) -> ShardOrder:
     """Return the order in a transfer.
 
@@ -84,18 +76,7 @@ def read_order(membership: WorkerMembership, transfer: Transfer) -> ShardOrder:
         UntrustedError: it is not from the coordinator.
         WireError: it is no order.
     """
-    return decode(_opened(membership, transfer)[1], ShardOrder)
-
-
-def _opened(membership: WorkerMembership, transfer: Transfer) -> tuple[Channel, memoryview]:
-    """Return the channel and the message of a transfer from the coordinator; raises as `read_order`."""
-    channel = channels.channel_at(TopicKind.JOB, transfer.kind)
-    head, at = read_head(transfer.payload)
-    sender = aggregator_of(membership.roster)
-    if (head.fleet, head.purpose, head.sender) != (membership.fleet, channel.purpose, sender.name):
-        raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where a job belongs")
-    message, _ = open_from_member(membership.identity, transfer.payload, head, at, sender.sign_key, transfer.signed)
-    return channel, message
+    return decode(membership.open_job(transfer)[1], ShardOrder)
 
 
 class WorkerService:
@@ -171,7 +152,7 @@ class WorkerService:
 
     def tell_presence(self) -> None:
         """Publish that the worker is online; the coordinator answers with its newest order."""
-        topic, payload = worker_presence(self._membership, self._birth, online=True)
+        topic, payload = presence_of(self._membership, self._birth, online=True)
         self._transport.publish(topic, payload, retain=True)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
@@ -203,17 +184,9 @@ class WorkerService:
             case TopicKind.ROSTER:
                 transfer = self._chunks.add("roster", payload, self._now_s, channels.ROSTER.limit())
                 if transfer is not None:
-                    self._on_roster(transfer)
+                    self._membership.take_roster(transfer)
             case _:
                 raise UntrustedError(f"a message on {parsed.kind.base}, which a worker does not read")
-
-    def _on_roster(self, transfer: Transfer) -> None:
-        head, at = read_head(transfer.payload)
-        sender = aggregator_of(self._membership.roster)
-        if (head.fleet, head.purpose, head.sender) != (self.run.fleet, channels.ROSTER.purpose, sender.name):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where the roster belongs")
-        _, plain = self._membership.open_under_any(transfer.payload, head, at, sender.sign_key, transfer.signed)
-        self._membership.adopt(bytes(plain))
 
     # --------------------------------------------------------------------------------------------------------- parts
 
@@ -324,23 +297,14 @@ class WorkerService:
         self._chunks.expire(now_s)
 
     def _report(self, round_: int, parts: list[StoredPart]) -> None:
-        self._send(channels.REPORT, encode(PartReport(self.run.run_id, self.number, round_, tuple(parts))))
-
-    def _send(self, channel: Channel, message: bytes) -> None:
-        aggregator = aggregator_of(self._membership.roster)
-        name = self._membership.identity.name
-        head = channel.head(self.run.fleet, name, aggregator.name)
-        parcel = seal_message_to_member(self._membership.identity, aggregator.seal_key, head, message)
-        topic = self._topics.at(TopicKind.REPORT, name)
-        for chunk in split(
-            parcel.payload, kind=channel.kind, round=0, chunk_bytes=self._transport.chunk_bytes, name=parcel.transfer_id
-        ):
-            self._transport.publish(topic, chunk)
+        self._membership.send(
+            self._transport, channels.REPORT, encode(PartReport(self.run.run_id, self.number, round_, tuple(parts)))
+        )
 
     # ---------------------------------------------------------------------------------------------------------- jobs
 
     def _on_job(self, transfer: Transfer) -> None:
-        channel, message = _opened(self._membership, transfer)
+        channel, message = self._membership.open_job(transfer)
         if channel is channels.SHARD_ORDER:
             order = decode(message, ShardOrder)
             if order.run_id != self.run.run_id and self._other_run is not None:
@@ -352,7 +316,7 @@ class WorkerService:
         if job.run_id != self.run.run_id:
             raise UntrustedError("a job of another run")
         if job.kind is JobKind.MEANS:
-            self._send(channels.JOB_DONE, encode(self.answer(job)))
+            self._membership.send(self._transport, channels.JOB_DONE, encode(self.answer(job)))
         elif self._send_blocks is not None:
             if job.kind is JobKind.MEET:
                 self._send_blocks(job, None)
@@ -368,7 +332,9 @@ class WorkerService:
 
     def tell_address(self, address: GroupAddress) -> None:
         """Send the address of this worker in a process group to the coordinator; any thread may call it."""
-        self._send(channels.JOB_DONE, encode(JobDone(self.run.run_id, self.number, 0, addresses=(address,))))
+        self._membership.send(
+            self._transport, channels.JOB_DONE, encode(JobDone(self.run.run_id, self.number, 0, addresses=(address,)))
+        )
 
     def blocks(self, job: Job) -> Blocks:
         """Return this worker's share of a job's sums.

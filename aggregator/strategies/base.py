@@ -171,6 +171,7 @@ class ClientUpdate:
         statement: the device's signed statement about the states that it holds.
         nearest: of the models to compare with, the one nearest to the trained model, by distance or, in phase PLACE, by
             direction; 0 where not asked.
+        share: sealed to the keeper, in a run that has one; ``vector`` then holds padded words of 32 bits until sums are opened.
     """
 
     round: int
@@ -190,6 +191,7 @@ class ClientUpdate:
     digest: bytes = field(default=b"", repr=False)
     statement: bytes = field(default=b"", repr=False)
     nearest: int = 0
+    share: bytes = field(default=b"", repr=False)
 
     @property
     def key(self) -> UploadKey:

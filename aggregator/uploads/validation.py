@@ -27,6 +27,7 @@ from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Transfer
 from shoal.protocol.states import attached_checkpoints
+from shoal.protocol.sums import share_head
 
 N = TypeVar("N", Decline, Reminder)
 
@@ -77,6 +78,7 @@ class UploadVerifier:
         self._check_header(header, body, device)
         self._check_samples(header)
         self._check_statement(header, roster)
+        self._check_share(header, roster)
         self._check_attached(header, body[len(body) - header.attached :], roster)
         body = self._decoded(header, body)
         ref = UploadRef(device, transfer.transfer_id)
@@ -157,6 +159,20 @@ class UploadVerifier:
         if about != (header.fleet, header.run_id, header.round, header.device):
             raise RefusedUploadError("a statement of another device, round or run", header)
 
+    def _check_share(self, header: Upload, roster: Roster) -> None:
+        """Check that the device has signed its share for the keeper, who alone can open it."""
+        member, keeper = roster.device(header.device), self._run.keeper
+        if not header.share or keeper is None or member is None:
+            return
+        try:
+            head, _ = read_head(header.share)
+            if head != share_head(header.fleet, header.device, keeper.name) or not is_from(
+                header.share, head, member.sign_key
+            ):
+                raise UntrustedError("a share that the device has not signed for the keeper")
+        except ShoalError as error:
+            raise RefusedUploadError(f"the share for the keeper: {error}", header) from error
+
     def _check_attached(self, header: Upload, attached: memoryview, roster: Roster) -> None:
         """Check what can be seen of checkpoints from outside; their vectors are checked by those who can open them."""
         member = roster.device(header.device)
@@ -185,7 +201,7 @@ class UploadVerifier:
         return memoryview(vector.astype("<f4", copy=False).tobytes() + body[cut:])
 
     def _checked_norm(self, header: Upload, body: memoryview) -> float:
-        if not header.coordinates:  # workers report the norms of parts
+        if not header.coordinates or self._run.keeper is not None:  # workers report the norms of parts; a pad hides it
             return 0.0
         norm = norm_of(np.frombuffer(body, "<f4", header.length))
         error = norm_error(norm, self._run.recipe.norm_limit * norm_room(self._run.recipe.precision_up))

@@ -17,6 +17,7 @@ COPY shoal/membership shoal/membership
 COPY shoal/page shoal/page
 COPY crypto/__init__.py crypto/
 COPY crypto/seal crypto/seal
+COPY crypto/sums crypto/sums
 COPY aggregator aggregator
 
 RUN useradd --system --uid 10001 --create-home --home-dir /state --shell /usr/sbin/nologin shoal && chmod 0700 /state

@@ -5,6 +5,7 @@ The clear update does not leave the device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -12,8 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.seal.envelope import SealedMessage, seal_message_to_member
+from crypto.mask.masking import mask
+from crypto.seal.envelope import SealedMessage, seal_message_to_member, seal_to_member
 from crypto.seal.identity import Identity
+from crypto.sums.ring import SEED_BYTES, hidden, unit_of
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
@@ -34,6 +37,7 @@ from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Uplo
 from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import UploadPart, borders, part_bytes
+from shoal.protocol.sums import Figures, KeeperShare, share_head
 from shoal.types import Float32Vector
 
 MARGIN_CLIP: Final = MAX_MARGIN
@@ -144,6 +148,7 @@ def carry_out(
         score = context.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body: list[bytes | memoryview] = []
+    pad = os.urandom(SEED_BYTES)
     norm, model_norm, nearest = 0.0, 0.0, 0
     private: Float32Vector | None = None
     left: Float32Vector | None = None
@@ -169,7 +174,7 @@ def carry_out(
         if assignment.train:
             sent = with_residual(delta, context.residual, chosen, assignment.phase)
             norm = float(np.linalg.norm(sent))
-            encoded = _encoded(context, sent, announcement.round, assignment.phase)
+            encoded = _encoded(context, sent, announcement.round, assignment.phase, pad)
             body, left = [encoded.body], encoded.residual
             del sent, encoded
         del result, delta  # a large update is freed before it is sealed
@@ -185,6 +190,8 @@ def carry_out(
         tested=tested,
         model_norm=model_norm,
         nearest=nearest,
+        norm=norm,
+        pad=pad,
     )
     residual = None if left is None else _residual(left, announcement, chosen, pieces[0])
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
@@ -222,9 +229,10 @@ def report_statistics(
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
     if context.plan.recipe.norm_noise:
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
-    body = [_encoded(context, vector, announcement.round, assignment.phase).body]
-    model = assignment.candidates[0]
-    return Finished(sealed_upload(context, announcement, assignment, model, body), model, 0.0, 0, 0)
+    pad = os.urandom(SEED_BYTES)
+    body = [_encoded(context, vector, announcement.round, assignment.phase, pad).body]
+    model, norm = assignment.candidates[0], float(np.linalg.norm(vector))
+    return Finished(sealed_upload(context, announcement, assignment, model, body, pad=pad, norm=norm), model, 0.0, 0, 0)
 
 
 def _train(
@@ -243,7 +251,14 @@ def _train(
     )
 
 
-def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase) -> Encoded:
+def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes) -> Encoded:
+    plan = context.plan
+    if plan.keeper is not None:
+        mask_key = context.round.derive_mask()
+        masked = update if mask_key is None else mask(update, mask_key).values
+        unit = unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
+        words = hidden(masked, unit, plan.most_summed, [pad])
+        return Encoded(words.astype("<u4", copy=False).data.cast("B"), masked, None)
     seed = upload_seed(context.plan.run_id, round_, phase, context.identity.name)
     cuts = borders(len(update), len(context.plan.workers))
     return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts)
@@ -268,6 +283,8 @@ def sealed_upload(
     tested: int = 0,
     model_norm: float = 0.0,
     nearest: int = 0,
+    norm: float = 0.0,
+    pad: bytes = bytes(SEED_BYTES),
 ) -> list[SealedMessage]:
     """Return an upload, sealed and signed; see `seal_pieces`.
 
@@ -283,6 +300,8 @@ def sealed_upload(
         tested: see Upload.
         model_norm: see Upload.
         nearest: see Upload.
+        norm: of the update, for the keeper.
+        pad: seed of the pad on the update, in a run with a keeper.
     """
     attached = context.round.attachment(context.identity)
     samples, hits, tries = reported_counts(context.plan, len(context.shares.train), correct, tested)
@@ -312,7 +331,31 @@ def sealed_upload(
         nearest=nearest,
         precision=context.plan.recipe.precision_up,
     )
+    if context.plan.keeper is not None:
+        upload = _with_share(context, upload, context.plan.keeper, norm, pad)
     return seal_pieces(context.identity, context.plan, context.aggregator, upload, body, attached)
+
+
+def _with_share(context: TrainingContext, upload: Upload, keeper: Member, norm: float, pad: bytes) -> Upload:
+    """Return an upload whose figures are sealed to the keeper, with the seed of its pad."""
+    share = KeeperShare(
+        fleet=upload.fleet,
+        run_id=upload.run_id,
+        round=upload.round,
+        phase=upload.phase,
+        nonce=upload.nonce,
+        device=upload.device,
+        recipient=keeper.seal_key,
+        model=upload.model,
+        length=upload.length,
+        pad=pad,
+        figures=Figures(
+            loss=upload.loss, correct=upload.correct, tested=upload.tested, norm=round(norm, NORM_DECIMALS)
+        ),
+    )
+    head = share_head(upload.fleet, upload.device, keeper.name)
+    sealed = seal_to_member(context.identity, keeper.seal_key, head, encode(share))
+    return replace(upload, share=sealed, loss=0.0, correct=0, tested=0, samples=0)
 
 
 def seal_pieces(

@@ -27,6 +27,7 @@ OWNER_NAME: Final = "owner"
 DEVICE_ROLE: Final = "device"
 AGGREGATOR_ROLE: Final = "aggregator"
 WORKER_ROLE: Final = "worker"
+KEEPER_ROLE: Final = "keeper"
 """The role on a worker's card. Its grant is that of an aggregator."""
 SEAL_KEY: Final = 0
 """Stands for the recipient's seal key where the head of a grant names a receiving key."""
@@ -100,7 +101,7 @@ def open_card(data: bytes) -> Card:
     claimed = peek_document(data, Card)
     card = open_document(data, Card, claimed.member.sign_key)
     check_seal_key(card.member.seal_key)
-    if card.role not in (DEVICE_ROLE, AGGREGATOR_ROLE, WORKER_ROLE):
+    if card.role not in (DEVICE_ROLE, AGGREGATOR_ROLE, WORKER_ROLE, KEEPER_ROLE):
         raise WireError(f"a card for the role {card.role!r}")
     if (card.receiving is None) is (card.role == DEVICE_ROLE):
         raise WireError(

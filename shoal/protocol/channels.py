@@ -366,6 +366,32 @@ JOB_DONE: Final = Channel(
     largest=limits.MAX_REPORT_BYTES,
     retained=False,
 )
+OPEN_CELLS: Final = Channel(
+    name="request to the keeper",
+    topic=TopicKind.JOB,
+    kind=ChunkKind.CELLS,
+    sender=Party.AGGREGATOR,
+    receivers=(Party.WORKER,),
+    message="OpenCells",
+    seal=Seal.MEMBER,
+    purpose="open cells",
+    recipients=(Party.WORKER,),
+    largest=limits.MAX_JOB_BYTES,
+    retained=False,
+)
+CELL_SUMS: Final = Channel(
+    name="answer of the keeper",
+    topic=TopicKind.REPORT,
+    kind=ChunkKind.SUMS,
+    sender=Party.WORKER,
+    receivers=(Party.AGGREGATOR,),
+    message="CellSums, sums of pads",
+    seal=Seal.MEMBER,
+    purpose="cell sums",
+    recipients=(Party.AGGREGATOR,),
+    largest=limits.MAX_TRANSFER_BYTES,
+    retained=False,
+)
 WORKER_STATE: Final = Channel(
     name="presence of a worker",
     topic=TopicKind.WORKER_STATE,
@@ -536,6 +562,8 @@ CHANNELS: Final = (
     SHARD_ORDER,
     REPORT,
     JOB_DONE,
+    OPEN_CELLS,
+    CELL_SUMS,
     WORKER_STATE,
     SERVER_STATE,
     DECLINE,

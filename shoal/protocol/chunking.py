@@ -72,6 +72,8 @@ class ChunkKind(IntEnum):
     REPORT = 22
     ORDER = 23
     DONE = 24
+    CELLS = 25
+    SUMS = 26
     REFUSAL = 128
     ROUND_AGAIN = 160
 

@@ -415,6 +415,8 @@ class RunPlan:
         workers: the aggregator's workers, each of which takes one part of every update (`shoal.protocol.shards`); none if the
             aggregator is one process.
         schedule: of a standing order; None for one run.
+        keeper: opens sums of updates, and no single one (`shoal.protocol.sums`); None without one.
+        most_summed: most updates in such a sum, from which the step of their fixed-point numbers follows; 0 without a keeper.
     """
 
     wire: U16
@@ -431,6 +433,8 @@ class RunPlan:
     key_version: U32 = 0
     workers: tuple[Member, ...] = ()
     schedule: Schedule | None = None
+    keeper: Member | None = None
+    most_summed: U32 = 0
     later: LaterFields = ()
 
     def __post_init__(self) -> None:
@@ -447,6 +451,23 @@ class RunPlan:
         if self.recipe.local is None or self.recipe.seed is None:
             raise WireError("a run plan names local training and a seed")
         self._check_workers()
+        self._check_keeper()
+
+    def _check_keeper(self) -> None:
+        if self.keeper is None:
+            return
+        _require_range("the number of updates in a sum", self.most_summed, limits.LEAST_CELL, limits.MAX_DEVICES)
+        _require_range(
+            "min_contributors in a run with a keeper", self.recipe.min_contributors, limits.LEAST_CELL, 65535
+        )
+        needed = {"mode": "rotation", "weighting": "uniform", "robust": "off", "precision_up": "float32"}
+        for name, value in needed.items():
+            if getattr(self.recipe, name) != value:
+                raise WireError(f"a run with a keeper needs {name}={value}, not {getattr(self.recipe, name)}")
+        if self.workers:
+            raise WireError("a run has workers or a keeper, not both")
+        if self.recipe.norm_noise:
+            raise WireError("norm_noise hides nothing in a run with a keeper, where no single norm is seen")
 
     def _check_workers(self) -> None:
         if not self.workers:

@@ -224,6 +224,8 @@ class Upload:
         precision: encoding of the update, the plan's ``precision_up``.
         parts: in a run with workers, the digest that each part's signature covers, in the order of the workers; the update
             itself does not follow then.
+        share: in a run with a keeper, the device's sealed `shoal.protocol.sums.KeeperShare`. Loss, counts and samples above are 0
+            then, and the update is fixed-point numbers under a pad (`crypto.sums`), as long as in float32.
     """
 
     fleet: str
@@ -251,6 +253,7 @@ class Upload:
     nearest: U16 = 0
     precision: str = "float32"
     parts: tuple[Fixed32, ...] = ()
+    share: bytes = b""
     later: LaterFields = ()
 
     def __post_init__(self) -> None:

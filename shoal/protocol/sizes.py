@@ -30,6 +30,8 @@ STATEMENT_BYTES: Final = 512
 """Room for a signed statement without its states; names take at most 2 * NAME_BYTES of it."""
 STATE_BYTES: Final = 48
 """An encoded HeldState takes 38 bytes. A device names two states of each model, and of the segment that all share."""
+SHARE_BYTES: Final = 1024
+"""A device's sealed share for the keeper takes 560 bytes with the longest names."""
 ORDER_BYTES: Final = 64
 """Room for one Assignment for each device. Most devices share one."""
 FLEET_GROWTH_DEVICES: Final = 8192
@@ -49,6 +51,8 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     vector = encoded_bytes(plan.length, plan.recipe.precision_up)
     if plan.workers:
         vector = DIGEST_BYTES * len(plan.workers)
+    if plan.keeper is not None:
+        signed += SHARE_BYTES
     return limits.SEALED_HEAD_BYTES + vector + MARGIN_BYTES * count + signed + attached
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from aggregator import membership as aggregator_membership
+from aggregator.keeper import daemon as keeper_daemon
 from aggregator.shards import membership as worker_membership
 from aggregator.storage.store import read_last_record, read_records, rounds_closed
 from edge_client import membership as enrolment
@@ -26,7 +27,7 @@ from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
-from shoal.owner.runs.plan import make_plan, write_run
+from shoal.owner.runs.plan import make_plan, with_keeper, write_run
 from shoal.protocol.documents import RunPlan, Schedule
 from shoal.protocol.recipe import Recipe
 from shoal.simulation.closing import Closing
@@ -116,7 +117,11 @@ class Program:
         return self.process.wait()
 
 
-PROGRAMS: Final = {"aggregator": "aggregator.cli", "edge_client": "edge_client.program"}
+PROGRAMS: Final = {
+    "aggregator": "aggregator.cli",
+    "keeper": "aggregator.keeper.cli",
+    "edge_client": "edge_client.program",
+}
 """Module with the program of each package."""
 
 
@@ -129,9 +134,18 @@ class Stage(Closing):
         devices: the devices' names.
         fleet: the fleet's name.
         shards: workers of the aggregator; 1 is an aggregator without workers.
+        keeper: name of a keeper, which runs are signed with; empty for none.
     """
 
-    def __init__(self, root: Path, broker: str, devices: tuple[str, ...], fleet: str = "demo", shards: int = 1) -> None:
+    def __init__(
+        self,
+        root: Path,
+        broker: str,
+        devices: tuple[str, ...],
+        fleet: str = "demo",
+        shards: int = 1,
+        keeper: str = "",
+    ) -> None:
         self.root = root
         self.fleet = FleetDirectory.create(root / "owner", fleet, broker)
         self.aggregator_dir = root / "aggregator"
@@ -145,8 +159,22 @@ class Stage(Closing):
             card = worker_membership.init(self.worker_dir(name), name)
             grant = self.fleet.add_worker(card.read_bytes())
             worker_membership.join(self.worker_dir(name), grant.read_bytes(), self.fleet.fingerprint)
+        self.keeper = keeper
+        if keeper:
+            card = keeper_daemon.init(self.keeper_dir, keeper)
+            grant = self.fleet.add_keeper(card.read_bytes())
+            keeper_daemon.join(self.keeper_dir, grant.read_bytes(), self.fleet.fingerprint)
         for name in devices:
             self.add_device(name)
+
+    @property
+    def keeper_dir(self) -> Path:
+        """The keeper's directory."""
+        return self.root / "keeper"
+
+    @property
+    def _helper_dirs(self) -> tuple[Path, ...]:
+        return (*map(self.worker_dir, self.workers), *([self.keeper_dir] if self.keeper else []))
 
     def worker_dir(self, name: str) -> Path:
         """Return the directory of one of the aggregator's workers."""
@@ -177,8 +205,8 @@ class Stage(Closing):
         self.devices = (*self.devices, name)
 
     def carry_roster(self) -> None:
-        """Carry the newest roster to the aggregator and its workers."""
-        for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
+        """Carry the newest roster to the aggregator, its workers and its keeper."""
+        for folder in (self.aggregator_dir, *self._helper_dirs):
             # A running aggregator may read the roster at any time.
             write_atomic(folder / ROSTER_FILE, self.fleet.roster_bytes, durable=False, sync_name=False)
 
@@ -186,15 +214,21 @@ class Stage(Closing):
         self, bundle: TaskBundle, origins: NDArray[np.float32], options: Recipe, schedule: Schedule | None = None
     ) -> RunPlan:
         """Sign a run or a standing order and carry it to the aggregator."""
-        plan = make_plan(self.fleet, bundle, options, earlier=len(origins), schedule=schedule)
+        keeper = self.fleet.keeper(self.keeper) if self.keeper else None
+        chosen = options if keeper is None else with_keeper(options)
+        plan = make_plan(self.fleet, bundle, chosen, earlier=len(origins), schedule=schedule, keeper=keeper)
         path = write_run(self.fleet, plan, bundle, origins)
-        for folder in (self.aggregator_dir, *map(self.worker_dir, self.workers)):
+        for folder in (self.aggregator_dir, *self._helper_dirs):
             write_atomic(folder / "runs" / path.name, path.read_bytes(), durable=False, sync_name=False)
         return plan
 
     def start_aggregator(self, *arguments: str) -> Program:
         """Start `shoal-aggregator serve`."""
         return self._start("aggregator", "aggregator", ["serve", str(self.aggregator_dir), *arguments])
+
+    def start_keeper(self, *arguments: str) -> Program:
+        """Start `shoal-keeper serve`."""
+        return self._start(self.keeper, "keeper", ["serve", str(self.keeper_dir), *arguments])
 
     def start_device(self, name: str, data: Path, *arguments: str) -> Program:
         """Start `shoal-edge run`."""

@@ -11,9 +11,9 @@ from tests.helpers.trees import ROOT, python
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 
-def test_there_are_four_programs():
+def test_there_are_five_programs():
     """One an actor, and one for those who try it."""
-    assert set(SCRIPTS) == {"shoal", "shoal-edge", "shoal-aggregator", "shoal-fleet"}
+    assert set(SCRIPTS) == {"shoal", "shoal-edge", "shoal-aggregator", "shoal-keeper", "shoal-fleet"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from aggregator.keeper import memory as keeper_memory
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from docs import channel_tables
@@ -29,7 +30,7 @@ from shoal.owner.enrolment import tokens
 from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, jobs, messages, recipe, requests, shards, states
+from shoal.protocol import codec, documents, enrolment, jobs, messages, recipe, requests, shards, states, sums
 from shoal.protocol.channels import CHANNELS
 from tests.helpers.receiving import RECEIVING
 from tests.helpers.trees import ROOT
@@ -80,6 +81,8 @@ def test_page_lists_every_message_in_order():
         states,
         shards,
         jobs,
+        sums,
+        keeper_memory,
         upload_pieces,
         pending_upload,
         state,
@@ -112,7 +115,7 @@ def test_the_page_lists_every_chunk_kind():
     listed = dict(
         re.findall(
             r"(?<!\d)(\d+) (upload|plan|roster|round|control|state|enrol|grant|decline|reminder|receiving|mean|checkpoint"
-            r"|request|answer|notice|part|mean_part|job|report|order|done|refusal|round_again)\b",
+            r"|request|answer|notice|part|mean_part|job|report|order|done|cells|sums|refusal|round_again)\b",
             PAGE,
         )
     )
@@ -208,5 +211,7 @@ def test_the_page_has_the_table_of_channels():
 
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
-    known = {name for name, _ in registered(documents, messages, enrolment, jobs, requests, shards, states).values()}
+    known = {
+        name for name, _ in registered(documents, messages, enrolment, jobs, requests, shards, states, sums).values()
+    }
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

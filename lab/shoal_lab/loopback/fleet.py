@@ -20,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.inbound import PresenceInbox
+from aggregator.keeper.service import KeeperService
 from aggregator.membership import AggregatorMembership
 from aggregator.numerics.backend import Backend
 from aggregator.owner_requests import OwnerRequests
 from aggregator.publisher import LEDGER_FILE, NoticeBoard, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
-from aggregator.shards.membership import WorkerMembership
-from aggregator.shards.worker import LocalLink, WorkerService, worker_presence
+from aggregator.shards.membership import WorkerMembership, presence_of
+from aggregator.shards.worker import LocalLink, WorkerService
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.signed_runs import OwnerOrders, RunFiles
 from edge_client.config import EdgeConfig
@@ -97,6 +98,7 @@ class LoopbackFleet(Closing):
         trainers: device -> its settings for own training code.
         shards: workers of the aggregator; 1 is an aggregator without workers.
         schedule: makes the run the first one of a standing order; clocks show virtual time then, from EPOCH_S on.
+        keeper: name of the run's keeper; empty for none.
 
     Attributes:
         stage: the directories; ``stage.fleet`` is the owner's.
@@ -105,6 +107,7 @@ class LoopbackFleet(Closing):
         service: the aggregator; None while it is killed.
         devices: the running devices by name.
         workers: the running workers of the aggregator by name.
+        keeper: the running keeper; None if there is none.
     """
 
     def __init__(
@@ -123,8 +126,9 @@ class LoopbackFleet(Closing):
         trainers: Mapping[str, Mapping[str, Any]] | None = None,
         shards: int = 1,
         schedule: Schedule | None = None,
+        keeper: str = "",
     ) -> None:
-        self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)), shards=shards)
+        self.stage = stage or Stage(root, BROKER_URL, tuple(sorted(data)), shards=shards, keeper=keeper)
         self.broker = LoopbackBroker(faults)
         self.bundle = bundle
         self._data = dict(data)
@@ -143,7 +147,10 @@ class LoopbackFleet(Closing):
         self.devices: dict[str, LoopbackDevice] = {}
         self._aggregator: LoopbackTransport | None = None
         self.workers: dict[str, WorkerService] = {}
+        self.keeper: KeeperService | None = None
         self.revive_aggregator()
+        if self.stage.keeper:
+            self.revive_keeper()
         for name in self.stage.workers:
             self.revive_worker(name)
         for name in self.stage.devices:
@@ -353,6 +360,25 @@ class LoopbackFleet(Closing):
         service.close()
         self._cut("aggregator")
 
+    def kill_keeper(self) -> None:
+        """Kill the keeper as a crash does."""
+        self.keeper = None
+        self._cut(self.stage.keeper)
+
+    def revive_keeper(self) -> None:
+        """Start the keeper from its directory."""
+        membership, birth = WorkerMembership(self.stage.keeper_dir), time.time_ns()
+
+        def sink(event: TransportEvent) -> None:
+            if self.keeper is keeper:
+                keeper.on_event(event, self.now_s)
+
+        will = presence_of(membership, birth, online=False)
+        transport = LoopbackTransport(self.broker, self.client_id(self.stage.keeper), sink, will)
+        self.keeper = keeper = KeeperService(membership, transport, birth)
+        keeper.start()
+        transport.start()
+
     def revive_worker(self, name: str) -> None:
         """Start a worker of the aggregator from its directory.
 
@@ -368,7 +394,7 @@ class LoopbackFleet(Closing):
             if self.workers.get(name) is worker:
                 worker.on_event(event, self.now_s)
 
-        will = worker_presence(membership, birth, online=False)
+        will = presence_of(membership, birth, online=False)
         transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
         worker = WorkerService(membership, self.plan, transport, membership.directory, birth=birth)
         self.workers[name] = worker

@@ -100,7 +100,7 @@ def acl(fleet: FleetDirectory, devices: tuple[str, ...]) -> str:
     head = f"# Fleet {fleet.name}. Made by `shoal-fleet broker-config`: make it again after each approve and revoke."
     prefix = fleet.users.home_assistant
     lines = [head, *_common_access(fleet.name, None if aggregator is None else aggregator.name, prefix)]
-    lines += _workers_access(fleet.name, (worker.name for worker in fleet.workers))
+    lines += _workers_access(fleet.name, (party.name for party in (*fleet.workers, *fleet.keepers)))
     for name in devices:
         lines += ["", f"user {name}", *_access("topic", fleet.name, Party.DEVICE, name)]
     return "\n".join(lines) + "\n"
@@ -116,7 +116,7 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
         "# Made by `python -m shoal.owner.broker.config` from shoal/protocol/channels.py: change it there.",
         *_common_access(fleet, aggregator),
         "",
-        "# The workers of a sharded aggregator, if there are any.",
+        "# The workers of a sharded aggregator and the keepers, if there are any.",
         *_workers_access(fleet, TEMPLATE_WORKERS),
         "",
         "# A device reads the fleet's messages and its own, and writes only under its own name. Patterns hold for every user:",
@@ -388,7 +388,7 @@ def _write(
         fleet.check_name(name)
     prefix = fleet.users.home_assistant
     home = (HOME_ASSISTANT_USER,) if prefix else ()
-    workers = tuple(worker.name for worker in fleet.workers)
+    workers = tuple(party.name for party in (*fleet.workers, *fleet.keepers))
     users = (OWNER_NAME, ENROL_USER, aggregator.name, *workers, *home, *devices)
     address = BrokerAddress.parse(fleet.secrets.broker)
     if nginx and not address.path:

@@ -160,6 +160,25 @@ def remove_worker(
     )
 
 
+@app.command("add-keeper")
+def add_keeper(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
+    """Add a keeper, which opens sums of updates and no single one, in runs that name it: run start --keeper NAME."""
+    fleet = open_fleet(directory)
+    _say_grant(fleet.add_keeper(card.read_bytes(), fingerprint), fleet, as_json=json)
+    note(f"next: shoal-keeper join DIR GRANT --owner {fleet.fingerprint}")
+
+
+@app.command("remove-keeper")
+def remove_keeper(
+    directory: Directory, name: Annotated[str, typer.Argument(help="The keeper's name.")], json: AsJson = False
+) -> None:
+    """Forget a keeper; a run that names it ends with `run stop`, and devices keep their newest models."""
+    fleet = open_fleet(directory)
+    fleet.remove_keeper(name)
+    left = [keeper.name for keeper in fleet.keepers]
+    say_result({"keepers": left}, f"keepers left: {', '.join(left) or 'none'}", as_json=json)
+
+
 @app.command()
 def renew(directory: Directory, json: AsJson = False) -> None:
     """Sign the roster for another year."""

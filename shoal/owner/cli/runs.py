@@ -162,6 +162,13 @@ def start(
     until: Annotated[
         str, typer.Option(help="With --every: last day of the order, YYYY-MM-DD.", show_default="the roster's last")
     ] = "",
+    keeper: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a keeper: the aggregator learns sums of at least three updates, and no single one. For fedavg, "
+            "fedprox, fesem, and ifca with k given."
+        ),
+    ] = None,
     json: AsJson = False,
     _all: HelpAll = False,
     **choices: Any,
@@ -186,7 +193,7 @@ def start(
         return
     from aggregator.strategies.registry import settings_of as strategy_settings
     from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
-    from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, write_run
+    from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, with_keeper, write_run
     from shoal.owner.runs.standing import signed_schedule
     from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
@@ -200,12 +207,16 @@ def start(
     if algorithm is None:
         note(f"algorithm {DEFAULTS.algorithm}, the default; `--help` lists the others")
     recipe = replace(recipe, local=training, pretrain=local_training(training, pairs(pretrain or [])))
+    member = None if keeper is None else fleet.keeper(keeper)
+    if member is not None:
+        recipe = with_keeper(recipe)
+        note("with a keeper updates weigh alike, and no rule compares them: weighting uniform, robust off")
     settings = strategy_settings(recipe.algorithm, recipe.values)
     origins, earlier = None, 0
     if begin_with is not None:
         origins = chosen_origins(_earlier_models(fleet, begin_with, bundle), settings, from_model)
         earlier = len(origins)
-    draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
+    draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule, keeper=member)
     if bundle.private:
         note(private_words(bundle.manifest))
     devices = fleet.roster.only(recipe.only).active()
@@ -215,7 +226,7 @@ def start(
     if origins is None:
         origins = _new_origins(task, bundle, source, draft.without_statistics.origins)
     with fleet.changing():  # no other program may take the plan's keys or its number
-        plan = make_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
+        plan = make_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule, keeper=member)
         write_run(fleet, plan, bundle, origins)
     _deliver(fleet, plan.run, out, json=json)
 

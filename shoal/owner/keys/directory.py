@@ -23,7 +23,15 @@ from shoal.errors import (
     WireError,
 )
 from shoal.limits import MAX_LABELS_CHARS
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, OWNER_NAME, WORKER_ROLE, open_card, seal_grant
+from shoal.membership.grants import (
+    AGGREGATOR_ROLE,
+    DEVICE_ROLE,
+    KEEPER_ROLE,
+    OWNER_NAME,
+    WORKER_ROLE,
+    open_card,
+    seal_grant,
+)
 from shoal.membership.roster import open_roster, shortened
 from shoal.owner.keys.broker_users import DEVICE_RESERVED, ENROL_USER, BrokerUsers
 from shoal.owner.keys.receiving import RECEIVING_FILE, ReceivingBook
@@ -61,8 +69,8 @@ if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
 
 GRANTS: Final = "grants"
-WORKERS: Final = "workers"
-"""Folder with the cards of the aggregator's workers."""
+HELPERS: Final = {WORKER_ROLE: "workers", KEEPER_ROLE: "keepers"}
+"""Folders with the cards of the aggregator's workers, and of the keepers that runs can name."""
 CHANGE_WAIT_S: Final = 120.0
 """How long one `shoal-fleet` waits while another changes the fleet: writing new grants for 5000 devices that joined by
 file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
@@ -505,7 +513,7 @@ class FleetDirectory:
                     f"this aggregator ({fingerprint(card.member)}) was replaced before, and its keys are never taken again",
                     hint="make new ones in a new directory: shoal-aggregator init DIR",
                 )
-            if name in {member.name for member in (*self.roster.devices, *self.workers)}:
+            if name in {member.name for member in (*self.roster.devices, *self.workers, *self.keepers)}:
                 raise ConfigError(f"another party of the fleet is called {name!r}", hint="init it with another name")
             # First: after a crash in between, the same call goes on from here.
             self.users.replace(before.name, fingerprint(before))
@@ -522,10 +530,30 @@ class FleetDirectory:
     @property
     def workers(self) -> tuple[Member, ...]:
         """The aggregator's workers, in the order of their names; the next run is signed for all of them."""
-        folder = self.path / WORKERS
+        return self._helpers(WORKER_ROLE)
+
+    @property
+    def keepers(self) -> tuple[Member, ...]:
+        """The keepers that a run can name, in the order of their names."""
+        return self._helpers(KEEPER_ROLE)
+
+    def _helpers(self, role: str) -> tuple[Member, ...]:
+        folder = self.path / HELPERS[role]
         if not folder.exists():
             return ()
         return tuple(open_card(path.read_bytes()).member for path in sorted(folder.glob("*.card")))
+
+    def keeper(self, name: str) -> Member:
+        """Return the keeper called ``name``.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = {member.name: member for member in self.keepers}
+        if name not in found:
+            hint = f"there are {', '.join(found)}" if found else "shoal-keeper init DIR, then shoal-fleet add-keeper"
+            raise UsageError(f"the fleet has no keeper {name!r}", hint=hint)
+        return found[name]
 
     def add_worker(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
         """Add a worker of the aggregator, or renew its grant; return the path of the grant.
@@ -536,14 +564,24 @@ class FleetDirectory:
             UntrustedError: the card is not a worker's, or does not have the expected fingerprint.
             ConfigError: the name is taken by another party.
         """
-        card = self._checked(card_bytes, WORKER_ROLE, expected_fingerprint)
+        return self._add_helper(WORKER_ROLE, card_bytes, expected_fingerprint)
+
+    def add_keeper(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Add a keeper, as `add_worker` adds a worker."""
+        return self._add_helper(KEEPER_ROLE, card_bytes, expected_fingerprint)
+
+    def _add_helper(self, role: str, card_bytes: bytes, expected_fingerprint: str) -> Path:
+        card = self._checked(card_bytes, role, expected_fingerprint)
         name = card.member.name
         self.check_name(name)
-        if name in {device.name for device in self.roster.devices}:
-            raise ConfigError(f"a device is called {name!r}", hint="init the worker with another name")
+        others = {other for other in HELPERS if other != role}
+        if name in {m.name for m in (*self.roster.devices, *(m for other in others for m in self._helpers(other)))}:
+            raise ConfigError(
+                f"another party of the fleet is called {name!r}", hint=f"init the {role} with another name"
+            )
         with self.changing():
-            private_directory(self.path / WORKERS)
-            write_atomic(self.path / WORKERS / f"{name}.card", card_bytes)
+            private_directory(self.path / HELPERS[role])
+            write_atomic(self.path / HELPERS[role] / f"{name}.card", card_bytes)
             return self._write_grant(card)
 
     def remove_worker(self, name: str) -> None:
@@ -552,10 +590,17 @@ class FleetDirectory:
         Raises:
             UsageError: there is no such worker.
         """
+        self._remove_helper(WORKER_ROLE, name)
+
+    def remove_keeper(self, name: str) -> None:
+        """Forget a keeper, as `remove_worker` leaves a worker out."""
+        self._remove_helper(KEEPER_ROLE, name)
+
+    def _remove_helper(self, role: str, name: str) -> None:
         with self.changing():
-            path = self.path / WORKERS / f"{name}.card"
+            path = self.path / HELPERS[role] / f"{name}.card"
             if not path.exists():
-                raise UsageError(f"there is no worker {name!r}")
+                raise UsageError(f"there is no {role} {name!r}")
             path.unlink()
             self._grant_path(name).unlink(missing_ok=True)
 
@@ -664,8 +709,8 @@ class FleetDirectory:
         r = self.roster
         active = (d for d in r.devices if d.name not in r.revoked)
         devices = [Card(DEVICE_ROLE, d, self.receiving.of(d.name).receiving) for d in active]
-        workers = (Card(WORKER_ROLE, member) for member in self.workers)
-        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *workers, *devices)
+        helpers = (Card(role, member) for role in HELPERS for member in self._helpers(role))
+        return (*([Card(AGGREGATOR_ROLE, r.aggregator)] if r.aggregator else []), *helpers, *devices)
 
     def grant_for(self, card: Card, *, renewal: bool = False, order: bytes = b"") -> bytes:
         """Return a grant with the newest secrets, sealed to the card's holder; call it in `changing`.
@@ -681,7 +726,7 @@ class FleetDirectory:
         key, broker = self.owner.member.sign_key, self.broker_for(card.member.name)
         roster, since = b"" if renewal else self.roster_bytes, self.roster.keys_since
         grant: AggregatorGrant | DeviceGrant
-        if card.role in (AGGREGATOR_ROLE, WORKER_ROLE):
+        if card.role != DEVICE_ROLE:
             grant = AggregatorGrant(
                 fleet=s.fleet,
                 owner_key=key,

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,17 +24,24 @@ from shoal.owner.runs.masks import run_chain
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
 from shoal.protocol.messages import Sealed
-from shoal.protocol.recipe import Recipe, Setting
+from shoal.protocol.recipe import DEFAULTS, Recipe, Setting
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
 from shoal.task.manifest import statistics_length
 from shoal.util.files import write_atomic
 from shoal.version import WIRE
 
+KEEPER_CHOICES: Final[Mapping[str, Any]] = {"weighting": "uniform", "robust": "off"}
+"""What a run with a keeper needs: sample counts and single updates are hidden."""
+LEAST_SUMMED: Final = 64
+"""Fewest updates for which the sums of a run have room."""
+SUMMED_GROWTH: Final = 2
+"""Room in the sums for a fleet that grows during the run, as a multiple of its devices."""
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.strategies.base import StrategySettings
-    from shoal.protocol.documents import Schedule
+    from shoal.protocol.documents import Member, Schedule
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -54,7 +61,13 @@ def origins_needed(recipe: Recipe) -> int:
 
 
 def make_plan(
-    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0, schedule: Schedule | None = None
+    fleet: FleetDirectory,
+    bundle: TaskBundle,
+    recipe: Recipe,
+    *,
+    earlier: int = 0,
+    schedule: Schedule | None = None,
+    keeper: Member | None = None,
 ) -> RunPlan:
     """Allocate a run number and return the plan, which the strategy has checked.
 
@@ -64,17 +77,24 @@ def make_plan(
         recipe: the owner's choices.
         earlier: models of an earlier run that it begins with (`chosen_origins`); 0 for as many new ones as the algorithm takes.
         schedule: of a standing order, which takes one number more than it has runs.
+        keeper: opens sums of updates and no single one; None without one.
 
     Raises:
         ConfigError: as `draft_plan`; nothing is allocated then.
     """
     with fleet.changing():
-        draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule)
+        draft = draft_plan(fleet, bundle, recipe, earlier=earlier, schedule=schedule, keeper=keeper)
         return dataclasses.replace(draft, run=fleet.take_run(1 if schedule is None else schedule.count + 1))
 
 
 def draft_plan(
-    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, *, earlier: int = 0, schedule: Schedule | None = None
+    fleet: FleetDirectory,
+    bundle: TaskBundle,
+    recipe: Recipe,
+    *,
+    earlier: int = 0,
+    schedule: Schedule | None = None,
+    keeper: Member | None = None,
 ) -> RunPlan:
     """Return a plan without allocating its run number, to check the recipe first; see `make_plan`.
 
@@ -91,10 +111,11 @@ def draft_plan(
         raise ConfigError(f"no device has the label {recipe.only!r}", hint=ONLY_HINT)
     registry.find(recipe.mode)
     try:
-        plan = _written(fleet, bundle, recipe, earlier, schedule)
+        plan = _written(fleet, bundle, recipe, earlier, schedule, keeper)
     except WireError as error:
         raise ConfigError(str(error)) from error
     _check_hidden(plan)
+    _check_keeper(plan, len(fleet.roster.active()))
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
     check_compared(plan, len(members))
@@ -109,7 +130,12 @@ def draft_plan(
 
 
 def _written(
-    fleet: FleetDirectory, bundle: TaskBundle, recipe: Recipe, earlier: int, schedule: Schedule | None
+    fleet: FleetDirectory,
+    bundle: TaskBundle,
+    recipe: Recipe,
+    earlier: int,
+    schedule: Schedule | None,
+    keeper: Member | None,
 ) -> RunPlan:
     settings = settings_of(recipe.algorithm, recipe.values)
     origins = earlier or settings.origins
@@ -132,9 +158,35 @@ def _written(
         segments=tuple(SegmentSpec(s.name, s.length) for s in bundle.segments),
         capabilities=settings.capabilities,
         key_version=fleet.roster.keys_since,
-        workers=fleet.workers,
+        workers=fleet.workers if keeper is None else (),
         schedule=schedule,
+        keeper=keeper,
+        most_summed=0 if keeper is None else max(LEAST_SUMMED, SUMMED_GROWTH * len(fleet.roster.active())),
     )
+
+
+def with_keeper(recipe: Recipe) -> Recipe:
+    """Return a recipe with what a run with a keeper needs, where the owner has left the default."""
+    unchanged = {
+        name: value for name, value in KEEPER_CHOICES.items() if getattr(recipe, name) == getattr(DEFAULTS, name)
+    }
+    return dataclasses.replace(recipe, **unchanged)
+
+
+def _check_keeper(plan: RunPlan, devices: int) -> None:
+    """Refuse algorithms that compare single updates, which a keeper hides.
+
+    Raises:
+        ConfigError: the plan has a keeper and such an algorithm.
+    """
+    if plan.keeper is None:
+        return
+    settings, asked = settings_of(plan.recipe.algorithm, plan.recipe.values), plan.capabilities
+    if settings.compared(devices, devices) or asked.margins or asked.pretrain or asked.scale:
+        raise ConfigError(
+            f"{plan.recipe.algorithm} compares single updates or models, which a keeper hides",
+            hint="take fedavg, fedprox, fesem, or ifca with --set k=NUMBER; or leave --keeper out",
+        )
 
 
 def _check_statistics(plan: RunPlan, width: int) -> None:

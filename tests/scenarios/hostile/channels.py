@@ -206,7 +206,8 @@ def reminder(scene, signer, fleet, _):
 
 def gone(scene, signer, fleet, _):
     """A presence that says the victim has left."""
-    birth = scene.service._presences._births[VICTIM] + 1
+    service = scene.service
+    birth = service._presences._births[service._membership.roster.device(VICTIM).sign_key] + 1
     head = Sealed(fleet, "presence", VICTIM, "*")
     return seal_to_group(
         signer or scene.device, scene.group, head, encode(Presence(fleet, VICTIM, birth, online=False))

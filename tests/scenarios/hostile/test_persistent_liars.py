@@ -157,11 +157,12 @@ def test_borrowed_birth_sends_nobody_away(tmp_path, of_another, online):
     with make_fleet(tmp_path, count=5, rounds=6, min_contributors=3) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, SECONDS)
         births = fleet.service._presences._births
-        birth = births[victim]
+        key = fleet.stage.fleet.roster.device(victim).sign_key
+        birth = births[key]
         for later in (0, 1, (1 << 64) - 1 - birth):
             told = {"birth": birth + later, "online": online, "rival": birth}
             false_presence(fleet, liar, victim if of_another else liar, **told)
-            assert births[victim] == birth
+            assert births[key] == birth
             at = fleet.closed()
             fleet.run_until(lambda at=at: fleet.closed() > at or fleet.finished, SECONDS)
         records = fleet.run(SECONDS)

@@ -7,7 +7,8 @@ import pytest
 from aggregator.rounds.held_models import HeldModels
 from aggregator.shards import membership as workers
 from aggregator.shards.coordinator import WorkerMessages, waiting_words
-from aggregator.shards.worker import read_order, worker_presence
+from aggregator.shards.membership import presence_of
+from aggregator.shards.worker import read_order
 from aggregator.status.facts import WorkerStatus
 from aggregator.strategies.base import RoundPlan, train_assignment
 from crypto.seal.envelope import seal_message_to_member
@@ -47,7 +48,7 @@ class Scene:
 
     def tell(self, number, birth=1, *, online=True):
         """Let a worker come or go."""
-        self.take(*worker_presence(self.workers[number], birth, online=online))
+        self.take(*presence_of(self.workers[number], birth, online=online))
 
     def send(self, number, message, channel=channels.REPORT, on=None):
         """Send a worker's sealed message, on its own topic or another's."""
@@ -97,10 +98,10 @@ def test_workers_are_absent_at_first(scene):
 
 def test_presence_counts_on_its_own_topic(scene):
     """A presence counts on its own topic only."""
-    _, payload = worker_presence(scene.workers[0], 1, online=True)
+    _, payload = presence_of(scene.workers[0], 1, online=True)
     with pytest.raises(UntrustedError):
         scene.take(TOPICS.at(TopicKind.WORKER_STATE, "worker-1"), payload)
-    with pytest.raises(UntrustedError, match="worker-7 is no worker of run"):
+    with pytest.raises(UntrustedError, match="worker-7 is neither a worker nor the keeper"):
         scene.take(TOPICS.at(TopicKind.WORKER_STATE, "worker-7"), payload)
     assert scene.messages.absent == NAMES
 

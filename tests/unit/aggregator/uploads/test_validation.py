@@ -22,6 +22,7 @@ from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import StateId, Statement
+from shoal.protocol.sums import share_head
 from tests.helpers.plans import D, altered, engine_of, resumed, run_plan, upload_of
 from tests.helpers.statements import sealed_checkpoints
 
@@ -336,3 +337,32 @@ def test_norm_limit_has_room_for_rounding():
         else:
             with pytest.raises(RefusedUploadError, match="above the plan's limit"):
                 verifier.upload("dev-1", transfer(header, body), ROSTER)
+
+
+KEEPER = Identity.generate("keeper")
+WITH_KEEPER = altered(
+    RUN, mode="rotation", weighting="uniform", min_contributors=3, keeper=KEEPER.member, most_summed=64
+)
+
+
+@pytest.mark.parametrize(
+    ("signer", "device", "taken"), [("dev-1", "dev-1", True), ("dev-2", "dev-1", False), ("dev-2", "dev-2", False)]
+)
+def test_share_is_signed_by_its_device(signer, device, taken):
+    signed = {"dev-1": DEVICE, "dev-2": OTHER}[signer]
+    share = seal_to_member(signed, KEEPER.member.seal_key, share_head("demo", device, "keeper"), b"share")
+    verifier = UploadVerifier(SERVER, WITH_KEEPER)
+    header, body = upload(share=share)
+    if taken:
+        found = verifier.upload("dev-1", transfer(header, body), ROSTER)
+        assert (found.header.share, found.norm) == (share, 0.0)
+    else:
+        with pytest.raises(RefusedUploadError, match="the share for the keeper"):
+            verifier.upload("dev-1", transfer(header, body), ROSTER)
+
+
+def test_padded_words_are_no_numbers():
+    """Words under a pad may look like NaN or infinities, and have no norm."""
+    verifier = UploadVerifier(SERVER, WITH_KEEPER)
+    values = np.full(D, np.nan, np.float32)
+    assert verifier.upload("dev-1", transfer(*upload(values)), ROSTER).norm == 0.0

@@ -1,0 +1,229 @@
+"""The aggregator's side of a run with a keeper: closes a round on the sums that the keeper opens.
+
+`CellOpener.open` divides a round's updates into cells, one a model, and asks the keeper for the sum of the pads of each. The sum
+of the updates follows, and each update is replaced by a *stand-in*: the mean of its cell, with the mean figures of its cell. A
+strategy that makes means over whole cells gets the same means as from the updates, and needs no change; what else it makes of
+stand-ins says nothing about one device.
+
+The request is durable before it leaves. After a restart the same one is asked again, whatever uploads have come meanwhile: the
+keeper opens one partition a round.
+
+Example: in round 4 of IFCA seven devices chose model 0 and two chose model 1. The seven are opened, and the two are left out,
+since a cell has at least three devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from aggregator.rounds.screening import NORM_LIMIT_RATIO
+from aggregator.shards.calculation import ShardsUnavailableError
+from aggregator.strategies.base import ClientUpdate, Event
+from crypto.seal.envelope import read_head
+from crypto.sums.ring import WORD_BYTES, mean_of, unit_of
+from shoal import limits
+from shoal.digests import sha256
+from shoal.errors import IntegrityError
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.sums import MOST_CELLS, Cell, CellFigures, CellSums, OpenCells, device_id, fitted
+from shoal.util.files import read_private, write_private
+
+if TYPE_CHECKING:
+    from shoal.protocol.documents import Roster, RunPlan
+    from shoal.types import Float32Vector
+
+REQUEST_FILE: Final = "cells.bin"
+NOT_OPENED: Final = "not-opened"
+"""Kind of the event that names devices whose updates are in no sum of the round."""
+
+HIDING: Final = "left out, so that neither a sum nor a difference of sums is of fewer than three devices"
+
+
+class KeeperAwaitedError(ShardsUnavailableError):
+    """The keeper was asked, and has not answered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCells:
+    """What a round is closed on: stand-ins for the updates in a sum, in the order given, and events about the others."""
+
+    updates: tuple[ClientUpdate, ...]
+    events: tuple[Event, ...] = ()
+
+
+class CellOpener:
+    """Opens the sums of one run.
+
+    Args:
+        run: the owner's plan, which names the keeper; signed: its package, with the plan alone.
+        directory: of the run.
+        roster: returns the owner's newest.
+        ask: sends an encoded request to the keeper; any thread may call it.
+    """
+
+    def __init__(
+        self, run: RunPlan, signed: bytes, directory: Path, roster: Callable[[], Roster], ask: Callable[[bytes], None]
+    ) -> None:
+        self._run, self._signed = run, signed
+        self._path = directory / REQUEST_FILE
+        self._roster = roster
+        self._ask = ask
+        self._asked = b""
+        self._answer: tuple[CellSums, memoryview] | None = None
+        self._recent: list[list[frozenset[bytes]]] = []
+        self._unit = unit_of(run.recipe.norm_limit, run.length, run.most_summed)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the keeper has answered the last request."""
+        return self._answer is not None
+
+    def take(self, told: CellSums, body: memoryview) -> None:
+        """Take an answer of the keeper; an answer to an earlier request is ignored."""
+        if told.request == self._asked:
+            self._answer = told, body
+
+    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate]) -> OpenedCells:
+        """Return the stand-ins for a round's updates.
+
+        Raises:
+            KeeperAwaitedError: the keeper has to answer first; it has been asked, and the same call continues.
+        """
+        request = self._kept(round_)
+        if request is None:
+            request = self._request(round_, nonce, updates)
+        while request is not None:
+            told, body = self._answer_to(request)
+            if told.cells:
+                return self._opened(round_, updates, request, told, body)
+            left = [u for u in updates if u.device not in told.false]
+            recent = [[frozenset(cell) for cell in cells] for cells in told.recent]
+            if told.refused and recent == self._recent:
+                return OpenedCells((), (_not_opened(round_, updates, f"the keeper refuses: {told.refused}"),))
+            self._recent = recent or self._recent
+            updates, named = left, [u for u in updates if u.device in told.false]
+            request = self._request(round_, nonce, left)
+            if named and request is None:
+                return OpenedCells((), (_not_opened(round_, named, "its share for the keeper is false"),))
+        return OpenedCells((), (_not_opened(round_, updates, HIDING),))
+
+    def _kept(self, round_: int) -> OpenCells | None:
+        """Return the durable request of a round, None without one."""
+        if not self._path.exists():
+            return None
+        request = decode(read_private(self._path), OpenCells)
+        return request if (request.run_id, request.round) == (self._run.run_id, round_) else None
+
+    def _request(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate]) -> OpenCells | None:
+        """Make a request and store it; None if no cell can be opened."""
+        roster, groups = self._roster(), defaultdict[tuple[int, int, bool], dict[bytes, ClientUpdate]](dict)
+        for update in updates:
+            member = roster.device(update.device)
+            if member is not None:
+                groups[update.phase, update.model, update.vector is not None][device_id(member)] = update
+        least = max(limits.LEAST_CELL, self._run.recipe.min_contributors)
+        keys = sorted((k for k, cell in groups.items() if len(cell) >= least), key=lambda k: (-len(groups[k]), k))
+        wanted = [_most(groups[k], self._run.most_summed, nonce) for k in keys[:MOST_CELLS]]
+        chosen = fitted(wanted, self._recent, least, order=lambda device: sha256(nonce + device))
+        cells = []
+        for (phase, model, trains), cell, devices in zip(keys, chosen, (groups[k] for k in keys), strict=False):
+            if cell:
+                shares = sorted((devices[d] for d in cell), key=lambda u: u.device)
+                cells.append(Cell(type(shares[0].phase)(phase), model, trains, tuple(u.share for u in shares)))
+        if not cells:
+            return None
+        request = OpenCells(run_id=self._run.run_id, round=round_, nonce=nonce, plan=self._signed, cells=tuple(cells))
+        write_private(self._path, encode(request))
+        return request
+
+    def _answer_to(self, request: OpenCells) -> tuple[CellSums, memoryview]:
+        encoded = encode(request)
+        digest = sha256(encoded)
+        if self._asked != digest:
+            self._asked, self._answer = digest, None
+        if self._answer is None:
+            self._ask(encoded)
+            raise KeeperAwaitedError(f"the keeper {self._keeper} has not answered")
+        return self._answer
+
+    @property
+    def _keeper(self) -> str:
+        return "" if self._run.keeper is None else self._run.keeper.name
+
+    def _opened(
+        self, round_: int, updates: Sequence[ClientUpdate], request: OpenCells, told: CellSums, body: memoryview
+    ) -> OpenedCells:
+        by_name = {update.device: update for update in updates}
+        stand_ins: dict[str, ClientUpdate] = {}
+        events = []
+        cells, start = [], 0
+        for cell, figures in zip(request.cells, told.cells, strict=True):
+            names = [read_head(share)[0].sender for share in cell.shares]
+            given = [by_name[name] for name in names]
+            roster = self._roster()
+            cells.append(frozenset(device_id(m) for m in map(roster.device, names) if m is not None))
+            mean: Float32Vector | None = None
+            if cell.trains:
+                pads = np.frombuffer(body, "<u4", self._run.length, start)
+                start += WORD_BYTES * self._run.length
+                try:
+                    mean = self._mean(given, pads, figures)
+                except IntegrityError as error:
+                    events.append(_not_opened(round_, given, str(error)))
+                    continue
+            stand_ins |= {update.device: _stand_in(update, mean, figures, at) for at, update in enumerate(given)}
+        self._recent = [*self._recent, cells]
+        left = [update for update in updates if update.device not in stand_ins]
+        told_of = {name for event in events for name in event.detail["devices"]}
+        silent = [update for update in left if update.device not in told_of]
+        if silent:
+            events.append(_not_opened(round_, silent, HIDING))
+        return OpenedCells(tuple(stand_ins[u.device] for u in updates if u.device in stand_ins), tuple(events))
+
+    def _mean(self, given: Sequence[ClientUpdate], pads: np.ndarray, figures: CellFigures) -> Float32Vector:
+        """Return the mean of a cell's updates.
+
+        Raises:
+            IntegrityError: it is longer than those that the devices report allow.
+        """
+        total = np.zeros(self._run.length, np.uint32)
+        for update in given:
+            total += update.row.view(np.uint32)
+        limit = min(self._run.recipe.norm_limit, NORM_LIMIT_RATIO * figures.norm)
+        return mean_of(total - pads, len(given), self._unit, limit)
+
+
+def _most(devices: Iterable[bytes], most: int, nonce: bytes) -> frozenset[bytes]:
+    """Return at most ``most`` devices, drawn by the round's nonce."""
+    return frozenset(sorted(devices, key=lambda device: sha256(nonce + device))[:most])
+
+
+def _stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:
+    """Return an update with the mean and the figures of its cell in place of its own.
+
+    The counts of a cell are divided among its devices by their ``place``, so that their sum is the cell's.
+    """
+
+    def part(total: int) -> int:
+        return total * (place + 1) // figures.count - total * place // figures.count
+
+    return dataclasses.replace(
+        update,
+        vector=mean,
+        norm=0.0 if mean is None else figures.norm,
+        loss=figures.loss,
+        samples=1,
+        tested=part(figures.tested),
+        correct=part(figures.correct),
+    )
+
+
+def _not_opened(round_: int, updates: Iterable[ClientUpdate], reason: str) -> Event:
+    return Event(round_, NOT_OPENED, {"devices": sorted(u.device for u in updates), "reason": reason})

@@ -1,0 +1,91 @@
+"""Fixed-point numbers modulo 2^32 and their pads: see the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+from shoal.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from shoal.types import Float32Vector
+
+Words = NDArray[np.uint32]
+"""Numbers modulo 2^32, shape (d,): fixed-point numbers, padded or not, or their sums."""
+SEED_BYTES: Final = 32
+WORD_BYTES: Final = 4
+LARGEST_SUM: Final = (1 << 31) - 1
+"""Largest sum of fixed-point numbers, either sign."""
+SPREAD: Final = 8.0
+"""Largest coordinate of a rotated update, in root mean squares: a normal one is longer once in 10^15 times."""
+_BLOCK: Final = 1 << 18
+"""Words that are padded at a time."""
+_NONCE: Final = bytes(16)
+"""Counter and nonce of the keystream: zero, since each seed makes one pad."""
+
+
+def unit_of(norm_limit: float, length: int, most: int) -> float:
+    """Return the step of the fixed-point numbers, as small as a sum of ``most`` updates allows.
+
+    Args:
+        norm_limit: largest l2 norm of an update.
+        length: its coordinates d.
+        most: most updates in a sum.
+    """
+    return norm_limit * min(1.0, SPREAD / math.sqrt(length)) / (LARGEST_SUM // most)
+
+
+def hidden(update: Float32Vector, unit: float, most: int, seeds: Iterable[bytes]) -> Words:
+    """Return a masked update as fixed-point numbers with a pad for each seed, (d,) uint32.
+
+    Args:
+        update: (d,) float32.
+        unit: the step, of `unit_of`.
+        most: most updates in a sum.
+        seeds: 32 random bytes each, which no other update has had.
+
+    Raises:
+        IntegrityError: a coordinate is not finite, or too large for a sum of ``most``.
+    """
+    largest = LARGEST_SUM // most
+    words = np.empty(len(update), np.uint32)
+    for at in range(0, len(update), _BLOCK):
+        steps = np.rint(update[at : at + _BLOCK] / np.float64(unit))
+        if not (np.abs(steps) <= largest).all():
+            raise IntegrityError(
+                "a coordinate of the update is too large to be added up",
+                hint="a smaller learning rate or --local clip shortens updates; or have the owner raise --norm-limit",
+            )
+        words[at : at + _BLOCK] = steps.astype(np.int64).astype(np.uint32)
+    for seed in seeds:
+        add_pad(words, seed)
+    return words
+
+
+def add_pad(words: Words, seed: bytes) -> None:
+    """Add the pad of a seed to ``words`` (d,), in place: the ChaCha20 keystream (RFC 7539) as little-endian numbers."""
+    stream = Cipher(algorithms.ChaCha20(seed, _NONCE), mode=None).encryptor()
+    zeros = bytes(WORD_BYTES * min(_BLOCK, len(words)))
+    for at in range(0, len(words), _BLOCK):
+        block = words[at : at + _BLOCK]
+        block += np.frombuffer(stream.update(zeros[: WORD_BYTES * len(block)]), "<u4")
+
+
+def mean_of(total: Words, count: int, unit: float, norm_limit: float) -> Float32Vector:
+    """Return the mean of ``count`` updates from the sum of their fixed-point numbers, (d,) float32.
+
+    Raises:
+        IntegrityError: it is longer than ``norm_limit``, so the sum is not that of such updates: a pad was wrong.
+    """
+    mean: Float32Vector = (total.view(np.int32) * (np.float64(unit) / count)).astype(np.float32)
+    norm = float(np.linalg.norm(mean))
+    if norm > norm_limit * (1 + unit):
+        raise IntegrityError(
+            f"the sum of {count} updates has a mean of norm {norm:.3g}, above the limit {norm_limit:.3g}"
+        )
+    return mean

@@ -1,0 +1,122 @@
+"""Runs with a keeper: the aggregator learns sums of at least three updates, and no single one."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from shoal_lab.loopback.fleet import BROKER_URL, LoopbackError
+
+import aggregator.sums
+import edge_client.learning.update
+from aggregator.keeper.memory import KeeperMemory
+from crypto.sums.ring import hidden
+from shoal.simulation.process_fleet import Stage
+from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
+
+
+@pytest.fixture(scope="session")
+def stages(tmp_path_factory):
+    """Directories of fleets with a keeper, by number of devices; tests work on copies."""
+    made = {}
+
+    def stage(root, count):
+        if count not in made:
+            folder = tmp_path_factory.mktemp("keeper") / "stage"
+            made[count] = Stage(folder, BROKER_URL, tuple(sorted(grouped_data(count))), keeper="keeper")
+        return made[count].copy_to(root)
+
+    return stage
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """Integers of every update, and of every sum that was opened, as (devices, sum)."""
+    made, opened = {}, []
+    mean = aggregator.sums.CellOpener._mean
+
+    def record(update, unit, most, seeds):
+        made.setdefault(len(made), hidden(update, unit, most, []))
+        return hidden(update, unit, most, seeds)
+
+    def open_mean(self, given, pads, figures):
+        total = sum((u.row.view(np.uint32) for u in given), np.zeros(self._run.length, np.uint32)) - pads
+        opened.append((len(given), total))
+        return mean(self, given, pads, figures)
+
+    monkeypatch.setattr(edge_client.learning.update, "hidden", record)
+    monkeypatch.setattr(aggregator.sums.CellOpener, "_mean", open_mean)
+    return made, opened
+
+
+def fleet_of(root, stages, count=8, groups=1, **options):
+    chosen = {"min_contributors": 3, "mode": "rotation", **options}
+    return make_fleet(root, grouped_data(count, groups), stage=stages(root / "stage", count), **chosen)
+
+
+def test_sums_are_exact(tmp_path, stages, sums):
+    made, opened = sums
+    with fleet_of(tmp_path, stages) as fleet:
+        fleet.run(60)
+        assert fleet.finished
+        assert [count for count, _ in opened] == [8, 8, 8]
+        for at, (_, total) in enumerate(opened):
+            assert (sum(made[i] for i in range(8 * at, 8 * at + 8)) == total).all()
+        assert fleet.records()[-1]["tested"] == 800
+        assert fleet.records()[-1]["device_accuracy"] == {} == fleet.records()[-1]["norms"]
+
+
+def test_models_are_those_without(tmp_path, stages):
+    alike = {"mode": "rotation", "robust": "off", "weighting": "uniform", "min_contributors": 3}
+    with fleet_of(tmp_path / "a", stages) as fleet, make_fleet(tmp_path / "b", grouped_data(8), **alike) as clear:
+        fleet.run(60)
+        clear.run(60)
+        expected = thetas(clear)
+        for name, theta in thetas(fleet).items():
+            assert np.abs(np.frombuffer(theta, np.float32) - np.frombuffer(expected[name], np.float32)).max() < 1e-4
+
+
+def test_ifca_finds_the_groups(tmp_path, stages):
+    options = {"algorithm": "ifca", "settings": {"k": 2}, "rounds": 12}
+    with fleet_of(tmp_path, stages, groups=2, **options) as fleet:
+        fleet.run(240)
+        assert same_partition(fleet.records()[-1]["clusters"], truth_of(8, 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_party_may_be_killed(tmp_path, stages, seed):
+    rng = random.Random(seed)
+    with fleet_of(tmp_path, stages, rounds=4) as fleet:
+        steps = 0
+        while not fleet.finished and steps < 4000:
+            fleet.step()
+            steps += 1
+            if rng.random() < 0.02:
+                party = rng.choice(["aggregator", "keeper", *fleet.stage.devices])
+                if party == "aggregator":
+                    fleet.kill_aggregator()
+                    fleet.revive_aggregator()
+                elif party == "keeper":
+                    fleet.kill_keeper()
+                    fleet.revive_keeper()
+                elif party in fleet.devices:
+                    fleet.kill_device(party)
+                    fleet.revive_device(party)
+        assert fleet.finished
+        memory = KeeperMemory.load(fleet.stage.keeper_dir)
+        places = [(one.run, one.round) for one in memory.opened]
+        assert len(set(places)) == len(places)
+        assert len(set(thetas(fleet).values())) == 1
+
+
+def test_round_waits_for_the_keeper(tmp_path, stages):
+    with fleet_of(tmp_path, stages) as fleet:
+        fleet.kill_keeper()
+        with pytest.raises(LoopbackError, match="waits for the keeper"):
+            fleet.run(30)
+        assert fleet.closed() == 0
+        assert not fleet.service.state.waiting
+        fleet.revive_keeper()
+        fleet.run(120)
+        assert fleet.finished

@@ -1,0 +1,32 @@
+"""The program shoal-keeper: init, join and status, as a person sees them."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from aggregator.keeper.cli import app
+from aggregator.keeper.memory import KeeperMemory
+from shoal.owner.keys.directory import FleetDirectory
+from tests.helpers.plans import run_plan
+
+RUN = CliRunner()
+
+
+def test_a_keeper_joins(tmp_path):
+    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost:1883")
+    directory = tmp_path / "keeper"
+    assert RUN.invoke(app, ["init", str(directory)]).exit_code == 0
+    grant = fleet.add_keeper((directory / "keeper.card").read_bytes())
+    found = RUN.invoke(app, ["join", str(directory), str(grant), "--owner", fleet.fingerprint, "--json"])
+    assert json.loads(found.stdout)["data"] == {"fleet": "reef", "keeper": "keeper"}
+    assert [keeper.name for keeper in fleet.keepers] == ["keeper"]
+
+
+def test_status_lists_what_was_opened(tmp_path):
+    memory = KeeperMemory()
+    memory.save(tmp_path)
+    assert "nothing opened yet" in RUN.invoke(app, ["status", str(tmp_path)]).stdout
+    memory.opening(run_plan(), 4, b"d" * 32, [frozenset({b"a" * 16, b"b" * 16, b"c" * 16})]).save(tmp_path)
+    assert RUN.invoke(app, ["status", str(tmp_path)]).stdout == "run 1 round 4: cells of 3\n"

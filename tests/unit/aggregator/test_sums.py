@@ -1,0 +1,203 @@
+"""The aggregator's side of a run with a keeper: cells, the durable request, stand-ins, and what is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from aggregator.keeper.answer import answered
+from aggregator.keeper.memory import KeeperMemory
+from aggregator.sums import NOT_OPENED, CellOpener, KeeperAwaitedError
+from crypto.seal.envelope import seal_to_member
+from crypto.seal.identity import Identity
+from crypto.sums.ring import hidden, unit_of
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Roster
+from shoal.protocol.messages import Phase
+from shoal.protocol.sums import Figures, KeeperShare, OpenCells, share_head
+from tests.helpers.plans import D, contribution, run_plan
+
+NONCE = b"n" * 16
+NAMES = tuple(f"dev-{at}" for at in range(12))
+MOST = 64
+
+
+@functools.cache
+def identity(name):
+    return Identity.generate(name)
+
+
+@functools.cache
+def plan():
+    keeper = {"keeper": identity("keeper").member, "most_summed": MOST}
+    return run_plan(**keeper, mode="rotation", weighting="uniform", min_contributors=3)
+
+
+def roster():
+    devices = tuple(identity(name).member for name in NAMES)
+    return Roster(
+        fleet="demo", sequence=3, issued_at_s=0, expires_at_s=1 << 40, aggregator=None, devices=devices, revoked=()
+    )
+
+
+def update(name, values, model=0, round_=1, pad=None, figures=None):
+    """Return a device's update as it arrives: padded words, and a share for the keeper."""
+    pad = (name.encode() * 32)[:32] if pad is None else pad
+    values = np.asarray(values, np.float32)
+    share = KeeperShare(
+        fleet="demo",
+        run_id=plan().run_id,
+        round=round_,
+        phase=Phase.TRAIN,
+        nonce=NONCE,
+        device=name,
+        recipient=plan().keeper.seal_key,
+        model=model,
+        length=D,
+        pad=pad,
+        figures=figures or Figures(loss=float(values[0]), correct=1, tested=2, norm=float(np.linalg.norm(values))),
+    )
+    head = share_head("demo", name, "keeper")
+    sealed = seal_to_member(identity(name), plan().keeper.seal_key, head, encode(share))
+    words = hidden(values, unit_of(plan().recipe.norm_limit, D, MOST), MOST, [(name.encode() * 32)[:32]])
+    made = contribution(name, np.zeros(D, np.float32), model=model)
+    return dataclasses.replace(made, round=round_, vector=words.view(np.float32), share=sealed, loss=0.0, samples=0)
+
+
+class Keeper:
+    """A keeper that is asked and answers when it is told to."""
+
+    def __init__(self, directory):
+        self.asked, self.memory = [], KeeperMemory()
+        self.opener = self.make(directory)
+
+    def make(self, directory):
+        return CellOpener(plan(), b"plan", directory, roster, self.asked.append)
+
+    def answer(self, at=-1):
+        request = decode(self.asked[at], OpenCells)
+        found = answered(request, plan(), roster=roster(), identity=identity("keeper"), memory=self.memory)
+        self.memory = found.memory
+        body = b"".join(pads.astype("<u4").tobytes() for pads in found.pads())
+        self.opener.take(found.message, memoryview(body))
+        return found.message
+
+    def open(self, updates, round_=1):
+        """Return what a round is closed on."""
+        for _ in range(5):
+            try:
+                return self.opener.open(round_, NONCE, updates)
+            except KeeperAwaitedError:
+                self.answer()
+        raise AssertionError("no end")
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    return Keeper(tmp_path)
+
+
+def values(at):
+    return np.full(D, 0.25 * (at + 1), np.float32)
+
+
+def test_stand_ins_are_the_means_of_cells(keeper):
+    updates = [update(name, values(at), model=at % 2) for at, name in enumerate(NAMES[:8])]
+    opened = keeper.open(updates)
+    assert [u.device for u in opened.updates] == list(NAMES[:8])
+    for u in opened.updates:
+        mine = [values(at) for at in range(8) if at % 2 == u.model]
+        assert np.allclose(u.vector, np.mean(mine, axis=0), atol=1e-5)
+        assert u.loss == pytest.approx(np.mean([v[0] for v in mine]))
+        assert u.samples == 1
+    assert sum(u.correct for u in opened.updates) == 8
+    assert sum(u.tested for u in opened.updates) == 16
+    assert opened.events == ()
+
+
+def test_nothing_of_one_device_is_left(keeper):
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
+    opened = keeper.open(updates)
+    assert len({u.vector.tobytes() for u in opened.updates}) == 1
+    assert len({(u.loss, u.norm) for u in opened.updates}) == 1
+
+
+def test_two_in_a_cell_are_not_opened(keeper):
+    updates = [update(name, values(at), model=int(at > 4)) for at, name in enumerate(NAMES[:7])]
+    opened = keeper.open(updates)
+    assert [u.device for u in opened.updates] == list(NAMES[:5])
+    (event,) = opened.events
+    assert (event.kind, event.detail["devices"]) == (NOT_OPENED, ["dev-5", "dev-6"])
+
+
+def test_too_few_ask_nobody(keeper):
+    assert keeper.open([update(name, values(0)) for name in NAMES[:2]]).updates == ()
+    assert keeper.asked == []
+
+
+def test_a_restart_asks_the_same(keeper, tmp_path):
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
+    with pytest.raises(KeeperAwaitedError):
+        keeper.opener.open(1, NONCE, updates)
+    keeper.answer()
+    keeper.opener = keeper.make(tmp_path)
+    opened = keeper.open([*updates, update(NAMES[5], values(5))])
+    assert keeper.asked[0] == keeper.asked[-1]
+    assert [u.device for u in opened.updates] == list(NAMES[:5])
+    assert opened.events[0].detail["devices"] == ["dev-5"]
+
+
+def test_false_share_costs_its_device(keeper):
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:6])]
+    updates[2] = update(NAMES[2], values(2), figures=Figures(norm=-1.0))
+    opened = keeper.open(updates)
+    assert [u.device for u in opened.updates] == ["dev-0", "dev-1", "dev-3", "dev-4", "dev-5"]
+    assert opened.events[0].detail["devices"] == ["dev-2"]
+
+
+def test_wrong_pad_costs_its_cell(keeper):
+    updates = [update(name, values(at), model=int(at > 3)) for at, name in enumerate(NAMES[:8])]
+    updates[1] = update(NAMES[1], values(1), pad=b"w" * 32)
+    opened = keeper.open(updates)
+    assert [u.device for u in opened.updates] == list(NAMES[4:8])
+    assert "above the limit" in opened.events[0].detail["reason"]
+    assert opened.events[0].detail["devices"] == list(NAMES[:4])
+
+
+def test_one_who_is_missing_takes_two_along(keeper):
+    keeper.open([update(name, values(at)) for at, name in enumerate(NAMES)])
+    opened = keeper.open([update(name, values(at), round_=2) for at, name in enumerate(NAMES[1:])], 2)
+    assert len(opened.updates) == 9
+    assert len(opened.events[0].detail["devices"]) == 2
+
+
+def test_restart_learns_what_was_opened(keeper, tmp_path):
+    keeper.open([update(name, values(at)) for at, name in enumerate(NAMES)])
+    keeper.opener = keeper.make(tmp_path)
+    opened = keeper.open([update(name, values(at), round_=2) for at, name in enumerate(NAMES[1:])], 2)
+    assert len(opened.updates) == 9
+    assert len(keeper.memory.opened) == 2
+
+
+def test_refusal_gives_the_round_up(keeper, tmp_path):
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
+    keeper.open(updates)
+    other = keeper.make(tmp_path)
+    other._path.unlink()
+    keeper.opener = other
+    opened = keeper.open(updates[:4])
+    assert opened.updates == ()
+    assert opened.events[0].detail["devices"] == list(NAMES[:4])
+
+
+def test_other_answers_are_ignored(keeper):
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
+    with pytest.raises(KeeperAwaitedError):
+        keeper.opener.open(1, NONCE, updates)
+    told = keeper.answer()
+    keeper.opener._answer = None
+    keeper.opener.take(dataclasses.replace(told, request=bytes(32)), memoryview(b""))
+    assert not keeper.opener.answered
