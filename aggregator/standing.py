@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.state import WORDS
-from aggregator.status.answers import ScheduleEntry
+from aggregator.status.answers import MOST_NAMES, ScheduleEntry
 from aggregator.storage.signed_runs import ORDER_FILE, directory_of
 from aggregator.storage.store import read_last_record
 from aggregator.strategies.registry import settings_of
@@ -90,7 +90,9 @@ class StandingOrders:
             algorithm=plan.recipe.algorithm,
             interval_s=schedule.interval_s,
             until_s=schedule.until_s,
+            growth=schedule.growth,
             waits=waits,
+            kept=self._kept(plan, schedule),
         )
 
     def begin_next(self) -> bool:
@@ -155,13 +157,22 @@ class StandingOrders:
         due_s = self._ended_s(files) + schedule.interval_s
         if now_s < due_s:
             return turn, f"the next run begins at {second(int(due_s))} or later", None
-        return turn, *self._start_of(plan, held, needed)
+        return turn, *self._start_of(plan, schedule, held, needed)
+
+    def _kept(self, plan: RunPlan, schedule: Schedule) -> tuple[str, ...]:
+        """Return the first MOST_NAMES devices that have ended the newest run and answer with the model of an earlier one."""
+        over = [run.plan.run for run in self._files.all() if self._files.is_over(run.plan)]
+        facts = self._watch.devices.devices
+        ended = {d for d, held in self._held(plan, schedule).items() if over and held.run == over[-1]}
+        return tuple(d for d in sorted(ended) if 0 < (facts[d].model_run or 0) < over[-1])[:MOST_NAMES]
 
     def _is_current(self, plan: RunPlan) -> bool:
         """Return whether the owner has signed the order under the newest keys."""
         return plan.key_version == self._membership.roster.keys_since
 
-    def _start_of(self, plan: RunPlan, held: dict[str, ModelsHeld], needed: int) -> tuple[str, ModelsHeld | None]:
+    def _start_of(
+        self, plan: RunPlan, schedule: Schedule, held: dict[str, ModelsHeld], needed: int
+    ) -> tuple[str, ModelsHeld | None]:
         """Return why a later run has to wait for devices, or empty, and the models that it begins with."""
         starts = Counter((h.run, h.transcript, h.models) for h in held.values() if h.own)
         able = [start for start, count in starts.items() if count >= needed]
@@ -171,6 +182,9 @@ class StandingOrders:
         run, transcript, models = max(able)
         if not settings_of(plan.recipe.algorithm, plan.recipe.values).begins_with(models):
             return f"{plan.recipe.algorithm} can't begin with the {models} models of run {run}", None
+        grown, least = sum(h.grown for h in held.values()), plan.recipe.min_contributors
+        if schedule.growth and grown < least:
+            return f"the data of {counted(grown, 'device')} have grown by {schedule.growth} %, and {least} must", None
         return "", next(h for h in held.values() if (h.run, h.transcript, h.models) == (run, transcript, models))
 
     def _held(self, plan: RunPlan, schedule: Schedule) -> dict[str, ModelsHeld]:

@@ -79,9 +79,11 @@ if TYPE_CHECKING:
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RosterChange, RunPlan
-    from shoal.protocol.messages import Announcement, Assignment, Control
+    from shoal.protocol.messages import Announcement, Assignment, Control, ModelsHeld
 
 LOG = logging.getLogger("shoal.edge")
+GROWTH_EVERY_S = 60.0
+"""Interval at which a device looks whether its data have grown enough for a standing order."""
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -139,6 +141,7 @@ class DeviceRuntime:
         self._uniform = uniform
         self._hand_back = results
         self._files = DeviceState(membership.directory)
+        self._growth_due_s, self._told_growth = 0.0, False
         self._rest = Rest(membership.directory)
         pending = self._files.pending.load()
         self._jobs = JobFactory(
@@ -291,11 +294,19 @@ class DeviceRuntime:
             self._go_on(self.session.tick(self._facts()))
             if not self.session.stopped:
                 self._results.keep_up(now_s)
-                if now_s >= self._presence_due_s and self._results.is_connected:
+                if (now_s >= self._presence_due_s or self._tells_growth(now_s)) and self._results.is_connected:
                     self._publish_presence(online=True)
             if self._disk_error is None:
                 self._results.keep_status(self.session, now_s)
         self._finisher.keep_up(idle=self.session.idle)
+
+    def _tells_growth(self, now_s: float) -> bool:
+        """Look now and then whether the data have grown enough for a standing order, and the aggregator does not know."""
+        if now_s < self._growth_due_s:
+            return False
+        self._growth_due_s = now_s + GROWTH_EVERY_S
+        held = self._held
+        return held is not None and held.grown and not self._told_growth
 
     def remember_end(self) -> None:
         """Record that the run's end was reported, if it has ended, so that it is not counted again after a restart."""
@@ -486,7 +497,8 @@ class DeviceRuntime:
         # Repeated, since an earlier life's will may have replaced it at the broker.
         self._presence_due_s = self._now_s + EVERY_S
         vitals = measure(self._config.dir) if online and self._config.vitals else None
-        answers = self._results.answers if online else None
+        answers, held = self._results.answers if online else None, self._held if online else None
+        self._told_growth = held is not None and held.grown
         told = presence(
             self._membership,
             self._birth,
@@ -497,9 +509,18 @@ class DeviceRuntime:
             vitals=vitals,
             left_out=self._jobs.left_out.count if online else 0,
             contrary=contrary,
-            held=models.to_follow()[0] if online and models is not None and models.plan.schedule is not None else None,
+            held=held,
         )
         self._transport.publish(*told, retain=True)
+
+    @property
+    def _held(self) -> ModelsHeld | None:
+        """The models of a standing order's run that the device holds, and whether its data have grown."""
+        models = self._models
+        if models is None or models.plan.schedule is None:
+            return None
+        told, growth = models.to_follow()[0], models.plan.schedule.growth
+        return told and dataclasses.replace(told, grown=growth > 0 and self._jobs.has_grown(growth))
 
     def _open(self, action: io.ForMembership) -> None:
         match action:

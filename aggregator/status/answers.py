@@ -99,8 +99,9 @@ class ScheduleEntry:
     Attributes:
         first, count: number of its first run, and of its runs at most.
         begun: number of its runs that have begun.
-        interval_s, until_s: see `shoal.protocol.documents.Schedule`.
+        interval_s, until_s, growth: see `shoal.protocol.documents.Schedule`.
         waits: why the next run has not begun; empty if it is about to.
+        kept: the first MOST_NAMES devices for which the newest run's model is worse, on their validation share, than that in use.
     """
 
     first: int
@@ -109,7 +110,9 @@ class ScheduleEntry:
     algorithm: str
     interval_s: int
     until_s: int
+    growth: int
     waits: str
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

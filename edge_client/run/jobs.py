@@ -145,6 +145,15 @@ class JobFactory:
         self._keep_scale(scale)
         return scale
 
+    def has_grown(self, per_cent: int) -> bool:
+        """Whether the data files have grown by so much since they were read last; never without a watch over them."""
+        if self._watch is None or self._seen is None:
+            return False
+        try:
+            return self._watch().total_bytes * 100 >= self._seen.total_bytes * (100 + per_cent)
+        except DataError:
+            return False  # the next run says what is wrong with them
+
     def doubts_model(self, model: FinishedModel | None) -> bool:
         """Whether a finished model is right no more often than the most common label, by the samples that have been read."""
         shares = self._shares

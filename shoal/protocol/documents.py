@@ -376,6 +376,7 @@ class Schedule:
         count: number of runs at most. They have the numbers from the signed plan's on; the number after them seals their task.
         interval_s: shortest time from the end of a run until the next begins.
         until_s: unix seconds; no run begins later.
+        growth: per cent by which the data of ``min_contributors`` devices must have grown; 0 for runs by time alone.
         turn: 0 in the plan that the owner signs; `RunPlan.at_turn` counts it up.
     """
 
@@ -383,6 +384,7 @@ class Schedule:
     count: U32
     interval_s: U32
     until_s: U64
+    growth: U16 = 0
     turn: U32 = 0
 
     def __post_init__(self) -> None:

@@ -323,6 +323,7 @@ class ModelsHeld:
         transcript: the run's, after that round; NO_TRANSCRIPT before the first one.
         models: number of models that the round offered. Numbered from 0, they are the origins of the next run.
         own: those that the device holds, ascending.
+        grown: whether the device's data have grown since by as much as its order waits for.
     """
 
     run: U32
@@ -330,6 +331,7 @@ class ModelsHeld:
     transcript: Fixed32
     models: U16
     own: tuple[U16, ...]
+    grown: bool = False
 
     def __post_init__(self) -> None:
         if self.models > limits.MAX_FOLLOWED_MODELS or any(a >= b for a, b in pairwise((-1, *self.own, self.models))):

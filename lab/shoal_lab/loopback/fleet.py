@@ -61,7 +61,7 @@ BROKER_URL: Final = "mqtt://loopback"
 """Address in the grants; it is never connected to."""
 EPOCH_S: Final = 1_800_000_000
 """Unix time at which a fleet with a standing order begins."""
-REST_S: Final = 900.0
+REST_S: Final = 3600.0
 """Step of virtual time while a standing order waits for its next run."""
 POLL_S: Final = 0.25
 """Longest step of virtual time between two checks of deadlines and timers."""

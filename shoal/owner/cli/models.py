@@ -42,7 +42,10 @@ def list_(
     except NotReadyError as error:
         note(str(error))
     _note_histories(reader)
-    runs = [_run(plan, reader) for plan in signed_plans(fleet, lambda _complaint: None)]
+    plans = signed_plans(fleet, lambda _complaint: None, turns=True)
+    told = [(plan.turn, _run(plan, reader)) for plan in plans]
+    # Of a standing order the first run, and the one whose models are there.
+    runs = [run for turn, run in told if not turn or run["state"] != "absent"]
     answering = _answering(reader)
     if json:
         say_json({"runs": runs, "histories": reader.histories(), "answering": answering})

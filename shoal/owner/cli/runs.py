@@ -105,6 +105,7 @@ COMMON: Final = (
     "local",
     "begin_with",
     "every",
+    "when_data_grows",
     "at_most",
     "until",
     "_all",
@@ -158,6 +159,13 @@ def start(
     every: Annotated[
         str, typer.Option(help="Sign a standing order: a run begins so long after the end of the last, 30m, 12h or 1d.")
     ] = "",
+    when_data_grows: Annotated[
+        str,
+        typer.Option(
+            help="Sign a standing order: a run begins once the data of --min-contributors devices have grown by so many "
+            "per cent, 20%, and --every after the last, by default an hour."
+        ),
+    ] = "",
     at_most: Annotated[int | None, typer.Option(help="With --every: most runs of the order.")] = None,
     until: Annotated[
         str, typer.Option(help="With --every: last day of the order, YYYY-MM-DD.", show_default="the roster's last")
@@ -184,6 +192,7 @@ def start(
         raise UsageError("--from-model chooses among the models of --from", hint="give --from FOLDER as well")
     if run is None and task is None:
         raise UsageError("--task is missing", hint="shoal-fleet run start --help-all lists all options")
+    every = every or ("1h" if when_data_grows else "")
     if not every and (at_most is not None or until):
         raise UsageError("--at-most and --until belong to a standing order", hint="give --every as well, such as 1d")
     recipe = Recipe(algorithm or DEFAULTS.algorithm, as_settings(pairs(setting or [])), **choices)
@@ -201,7 +210,7 @@ def start(
     now_s = int(time.time())
     check_roster(fleet.roster, now_s)
     _check_replaced(fleet)
-    schedule = signed_schedule(fleet, every, at_most, until) if every else None
+    schedule = signed_schedule(fleet, every, at_most, until, when_data_grows) if every else None
     bundle, source = read_signed(task, fleet.owner)
     training = local_training(bundle.manifest.hyper, pairs(local or []))
     if algorithm is None:

@@ -258,7 +258,7 @@ def sign_choice(fleet: FleetDirectory, run: int, complain: Callable[[str], None]
         UsageError: the owner has signed no run of this number.
         ConfigError: another `shoal-fleet` has the directory locked for too long, or the disk fails.
     """
-    plans = {plan.run: plan for plan in signed_plans(fleet, complain)}
+    plans = {plan.run: plan for plan in signed_plans(fleet, complain, turns=True)}
     if run and run not in plans:
         known = ", ".join(map(str, sorted(plans))) or "none"
         raise UsageError(f"there is no signed run {run}", hint=f"the signed runs are: {known}")

@@ -43,13 +43,17 @@ def run_data(entry: RunEntry) -> dict[str, Any]:
 def schedule_line(entry: ScheduleEntry) -> str:
     """Return a standing order as one line."""
     runs = f"runs {entry.first} to {entry.first + entry.count - 1}, {entry.begun} begun"
-    ends = f"one every {span(entry.interval_s)} until {second(entry.until_s)}"
-    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins now'}"
+    grows = f", when data have grown by {entry.growth} %" if entry.growth else ""
+    ends = f"one every {span(entry.interval_s)} until {second(entry.until_s)}{grows}"
+    kept = f"; with an earlier model, which fits their data better: {', '.join(entry.kept)}" if entry.kept else ""
+    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins now'}{kept}"
 
 
 def schedule_data(entry: ScheduleEntry) -> dict[str, Any]:
     """Return a standing order as the data of ``--json``."""
-    return {**document_of(entry), "until": second(entry.until_s)}
+    document = document_of(entry)
+    del document["interval"]  # a time span, and no time
+    return {**document, "interval_s": entry.interval_s}
 
 
 def record_line(record: LogRecord) -> str:

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
 
 
-def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list[RunPlan]:
-    """Return the plans of the runs in the owner's directory, by number; ``complain`` is called for invalid files."""
+def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None], *, turns: bool = False) -> list[RunPlan]:
+    """Return the plans of the runs in the owner's directory, by number; ``complain`` is called for invalid files.
+
+    With ``turns`` those of all later runs of standing orders are among them, with as many origins as they may begin with.
+    """
     found = []
     for path in sorted((fleet.path / RUNS).glob("*.run")):
         try:
@@ -27,6 +30,9 @@ def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None]) -> list
             found.append(open_package(package, fleet.owner.member.sign_key))
         except ShoalError as error:
             complain(f"{path.name} is no run of this fleet: {error}")
+    if turns:
+        orders = [(plan, plan.schedule) for plan in found if plan.schedule is not None]
+        found += [p.at_turn(t, p.max_models - p.statistics) for p, order in orders for t in range(1, order.count)]
     return sorted(found, key=lambda plan: plan.run)
 
 

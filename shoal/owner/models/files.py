@@ -234,7 +234,7 @@ def read_certified(
 
 
 def _plan_of(run_id: bytes, fleet: FleetDirectory, bundle: TaskBundle) -> RunPlan:
-    plan = next((p for p in signed_plans(fleet, lambda _: None) if p.run_id == run_id), None)
+    plan = next((p for p in signed_plans(fleet, lambda _: None, turns=True) if p.run_id == run_id), None)
     if plan is None:
         raise ConfigError("its run is none of the owner's signed runs", hint="take the folder runs from a backup")
     if plan.task_digest != bundle.digest:

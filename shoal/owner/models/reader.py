@@ -318,7 +318,7 @@ def read_models(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None
     """
     inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
     transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
-    reader = ModelReader(fleet, signed_plans(fleet, tell), transport, run)
+    reader = ModelReader(fleet, signed_plans(fleet, tell, turns=True), transport, run)
     reader.start()
     try:
         transport.start(require=True)

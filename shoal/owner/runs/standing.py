@@ -33,11 +33,11 @@ STOPPED_FILE: Final = "schedule.stopped"
 """Id of the standing order that the owner has stopped last, in hex."""
 
 
-def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, until: str) -> Schedule:
+def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, until: str, grows: str = "") -> Schedule:
     """Return the schedule of a standing order with a new id.
 
     Raises:
-        UsageError: --every, --at-most or --until can't be read, or one is missing.
+        UsageError: --every, --at-most, --until or --when-data-grows can't be read, or one is missing.
         ConfigError: the order would outlast the roster.
     """
     found = re.fullmatch(r"([0-9]{1,6})([smhd])", every)
@@ -45,6 +45,9 @@ def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, unti
         raise UsageError(f"--every {every}: a number with a unit is wanted", hint="such as 30m, 12h or 1d")
     if at_most is None:
         raise UsageError("--at-most is missing", hint="a standing order has a largest number of runs: --at-most 30")
+    growth = re.fullmatch(r"([1-9][0-9]{0,2}|1000)%?", grows)
+    if grows and growth is None:
+        raise UsageError(f"--when-data-grows {grows}: per cent from 1 to 1000 are wanted", hint="such as 20%")
     expires_s = fleet.roster.expires_at_s
     try:
         end = datetime.strptime(until, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1) if until else None
@@ -59,7 +62,13 @@ def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, unti
     if until_s <= time.time():
         raise UsageError(f"--until {until} is over", hint="give a later date")
     try:
-        return Schedule(order=urandom(16), count=at_most, interval_s=int(found[1]) * UNITS[found[2]], until_s=until_s)
+        return Schedule(
+            order=urandom(16),
+            count=at_most,
+            interval_s=int(found[1]) * UNITS[found[2]],
+            until_s=until_s,
+            growth=0 if growth is None else int(growth[1]),
+        )
     except WireError as error:
         raise UsageError(str(error)) from error
 

@@ -25,7 +25,7 @@ def fleet(tmp_path):
     """Four devices that have done the first of nine runs."""
     order = Schedule(order=bytes(range(16)), count=9, interval_s=DAY_S, until_s=EPOCH_S + 30 * DAY_S)
     with make_fleet(
-        tmp_path / "fleet", count=4, rounds=2, quorum=1.0, min_contributors=2, shards=1, schedule=order
+        tmp_path / "fleet", count=4, rounds=2, quorum=1.0, min_contributors=2, deadline_s=5.0, shards=1, schedule=order
     ) as found:
         found.run(100)
         yield found

@@ -25,7 +25,9 @@ def a_schedule(count=3, interval_s=DAY_S, days=30):
 @pytest.fixture
 def fleet(tmp_path):
     """Three devices that have done the first run of an order."""
-    with make_fleet(tmp_path / "fleet", rounds=2, quorum=1.0, min_contributors=2, schedule=a_schedule()) as found:
+    with make_fleet(
+        tmp_path / "fleet", rounds=2, quorum=1.0, min_contributors=2, deadline_s=5.0, schedule=a_schedule()
+    ) as found:
         found.run(100)
         yield found
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from shoal_lab.loopback.fleet import EPOCH_S
 
+from edge_client.run.jobs import JobFactory
 from shoal.errors import UntrustedError
 from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.standing import sign_again
@@ -14,7 +15,7 @@ from tests.helpers.fleets import make_fleet
 
 @pytest.fixture
 def fleet(tmp_path):
-    order = Schedule(order=bytes(16), count=3, interval_s=60, until_s=EPOCH_S + 3600)
+    order = Schedule(order=bytes(16), count=3, interval_s=60, until_s=EPOCH_S + 90_000)
     with make_fleet(tmp_path / "fleet", rounds=1, schedule=order) as made:
         yield made
 
@@ -47,3 +48,33 @@ def test_another_order_of_these_numbers(fleet):
         fleet._watch.held[device] = dataclasses.replace(held, run_id=bytes(16))
     fleet.rest(100)
     assert fleet.standing.entry().waits == "0 devices online with the models of the run before, and 1 must be"
+
+
+def test_data_have_to_grow(tmp_path, monkeypatch):
+    """A run waits for the data of as many devices as a mean takes; each tells one bit."""
+    order = Schedule(order=bytes(16), count=3, interval_s=60, until_s=EPOCH_S + 90_000, growth=20)
+    grown = set()
+    monkeypatch.setattr(JobFactory, "has_grown", lambda jobs, _: jobs._membership.name in grown)
+    with make_fleet(tmp_path / "fleet", rounds=1, min_contributors=2, schedule=order) as fleet:
+        fleet.run(100)
+        grown.add("dev-00")
+        fleet.rest(100)
+        fleet.settle()
+        assert fleet.standing.entry().waits == "the data of 1 device have grown by 20 %, and 2 must"
+        grown.add("dev-02")
+        fleet.rest_until_next(9000)
+        grown.clear()
+        fleet.run(100)
+        fleet.rest(100)
+        assert fleet.standing.entry().waits == "the data of 0 devices have grown by 20 %, and 2 must"
+
+
+def test_who_keeps_an_earlier_model(fleet):
+    """Devices whose newest model is worse than the one before answer with that, and the owner is told."""
+    fleet.run(100)
+    fleet.rest_until_next(9000)
+    fleet.run(100)
+    assert fleet.standing.entry().kept == ()
+    facts = fleet._watch.devices._devices
+    facts["dev-01"] = dataclasses.replace(facts["dev-01"], model_run=1)
+    assert fleet.standing.entry().kept == ("dev-01",)

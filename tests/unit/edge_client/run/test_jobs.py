@@ -464,6 +464,18 @@ def do_job(place, round_=1):
     return place.seen[-1]
 
 
+def test_files_that_have_grown(watched):
+    """By their bytes since the samples were read; files that are gone have not grown."""
+    assert not watched.factory.has_grown(1), "nothing is read yet"
+    watched.factory.follow(watched.run())
+    assert not watched.factory.has_grown(1)
+    watched.path.write_text("\n".join([*rows(40), *rows(10, seed=1)]))
+    assert watched.factory.has_grown(20)
+    assert not watched.factory.has_grown(40)
+    watched.path.unlink()
+    assert not watched.factory.has_grown(20)
+
+
 def test_appended_rows_count_next_round(watched):
     """Rows that were appended count in the next round."""
     watched.factory.follow(watched.run())

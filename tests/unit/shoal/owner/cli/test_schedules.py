@@ -39,7 +39,7 @@ def call(*words):
 
 def test_list_pause_resume_and_stop(fleet):
     owner = fleet.stage.fleet.path
-    assert json.loads(call("list", owner, "--json"))["data"]["first"] == 1
+    assert json.loads(call("list", owner, "--json"))["data"]["interval_s"] == DAY_S
     assert call("pause", owner).endswith("paused by the owner\n")
     fleet.run(100)
     assert "runs 1 to 3, 1 begun, one every 1 d" in call("resume", owner)

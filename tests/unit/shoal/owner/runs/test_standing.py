@@ -10,6 +10,7 @@ from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from shoal import limits
 from shoal.errors import ConfigError, IntegrityError, UsageError
 from shoal.membership.signed_plans import open_package
+from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.standing import last_run, order_in_force, sign_again, signed_schedule
 from shoal.protocol.codec import decode
@@ -57,6 +58,8 @@ def test_the_same_order_under_newer_keys(tmp_path):
         owner, before = fleet.stage.fleet, fleet.plan
         assert order_in_force(owner) == before
         assert (last_run(before), owner.secrets.next_run) == (3, 5)
+        later = signed_plans(owner, pytest.fail, turns=True)
+        assert [(plan.run, plan.run_id) for plan in later] == [(1 + t, schedule.run_id(t)) for t in range(3)]
         owner.rotate()
         after = sign_again(owner)
         assert after == replace(before, key_version=after.key_version, roster_sequence=after.roster_sequence)
@@ -71,3 +74,11 @@ def test_the_same_order_under_newer_keys(tmp_path):
         owner.forget_versions_before(owner.roster.keys_since)
         with pytest.raises(IntegrityError, match="are not stored any more"):
             sign_again(owner)
+
+
+def test_growth_of_data():
+    fleet = fleet_until(int(time.time()) + YEAR_S)
+    assert signed_schedule(fleet, "1h", 3, "", "20%").growth == 20
+    for bad in ("0%", "1001", "a lot"):
+        with pytest.raises(UsageError, match="per cent from 1 to 1000"):
+            signed_schedule(fleet, "1h", 3, "", bad)
