@@ -123,8 +123,9 @@ def sign_again(fleet: FleetDirectory) -> RunPlan | None:
     version = VersionKey(fleet.name, before.key_version, secret)
     task = _opened(fleet, version, *before.task_run, parts.task, task_purpose(before.task_digest))
     origins = _opened(fleet, version, before.run, before.run_id, parts.origins, origins_purpose(before.run_id))
+    workers = fleet.workers if before.keeper is None else ()
     plan = dataclasses.replace(
-        before, key_version=fleet.roster.keys_since, roster_sequence=fleet.roster.sequence, workers=fleet.workers
+        before, key_version=fleet.roster.keys_since, roster_sequence=fleet.roster.sequence, workers=workers
     )
     write_package(fleet, plan, task, origins)
     return plan
