@@ -345,7 +345,7 @@ def test_a_revoked_device_says_so(call, fleet):
     np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     told = call("shoal-edge", "run", "dev-1", "--data", "d.npz", status=6).err
     assert "error: dev-1 is not in the fleet's roster any more" in told
-    assert "init or enrol a new directory under another name" in told
+    assert "init or enrol a new directory, under another name" in told
 
 
 def test_expired_roster_says_what_is_awaited(call, fleet):

@@ -27,6 +27,7 @@ from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, write_run
+from shoal.protocol.documents import Schedule
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import write_private
@@ -173,6 +174,21 @@ FOUNDING = (
     ok("shoal-fleet revoke", "owner dev-4", says="dev-4 revoked by roster"),
     as_json("shoal-fleet revoke", "owner dev-3"),
     mistake("shoal-fleet revoke", "owner dev-9", 2, says="is not in the roster"),
+    ok("shoal-fleet invite", "owner", says="shoal1-", file="line-8"),
+    ok("shoal-edge enrol", "dev-3-again line-8 --name dev-3", says="joined fleet reef as dev-3", beside=True),
+    ok("shoal-fleet replace", "owner dev-3", says="dev-3", beside=True),
+    ok("shoal-fleet invite", "owner", says="shoal1-", file="line-9"),
+    as_json("shoal-edge enrol", "dev-4-again line-9 --name dev-4", beside=True),
+    as_json("shoal-fleet replace", "owner dev-4", beside=True),
+    mistake("shoal-fleet replace", "owner dev-9", 2, says="dev-9"),
+    ok("shoal-fleet rename", "owner dev-3 pump", says="pump"),
+    as_json("shoal-fleet rename", "owner dev-3 dev-3"),
+    mistake("shoal-fleet rename", "owner dev-9 pump", 2, says="dev-9"),
+    ok("shoal-fleet label", "owner dev-3 --label site=berlin", says="site=berlin"),
+    as_json("shoal-fleet label", "owner dev-3 --label site="),
+    mistake("shoal-fleet label", "owner dev-9 --label site=berlin", 2, says="dev-9"),
+    ok("shoal-fleet revoke", "owner dev-4", says="dev-4 revoked by roster"),
+    as_json("shoal-fleet revoke", "owner dev-3"),
     ok("shoal-fleet broker-config", "owner broker-files", says="broker-files/shoal.conf"),
     as_json("shoal-fleet broker-config", "owner broker-files"),
     mistake("shoal-fleet broker-config", "owner owner", says="lies in the owner's directory"),
@@ -196,6 +212,12 @@ FOUNDING = (
     ok("shoal-fleet remove-worker", "other worker-0", says="workers left: worker-1"),
     as_json("shoal-fleet remove-worker", "other worker-1"),
     mistake("shoal-fleet remove-worker", "other worker-9", 2, says="worker-9"),
+    ok("shoal-fleet add-keeper", "other keeper-1/keeper-1.card", says="keeper-1"),
+    as_json("shoal-fleet add-keeper", "other keeper-2/keeper-2.card"),
+    mistake("shoal-fleet add-keeper", "other dev-1/dev-1.card", 6, says="error: "),
+    ok("shoal-fleet remove-keeper", "other keeper-1", says="keeper"),
+    as_json("shoal-fleet remove-keeper", "other keeper-2"),
+    mistake("shoal-fleet remove-keeper", "other keeper-9", 2, says="keeper-9"),
 )
 """A fleet is made, by files and over the broker."""
 
@@ -219,6 +241,7 @@ COMPILING = (
 """Needs torch."""
 
 SERVE, RUN = "shoal-aggregator serve", "shoal-edge run"
+DAY_S = 24 * 3600
 ALONE = "--once --personal off"
 TRAINING = (
     ok(SERVE, "server --once", beside=True),
@@ -298,7 +321,18 @@ DRIVING = (
 )
 """A run is driven from the owner's machine, while aggregator and devices run."""
 
-STORIES = {"founding": FOUNDING, "compiling": COMPILING, "training": TRAINING, "driving": DRIVING}
+ORDERING = tuple(
+    step
+    for action, says in (("list", "runs 1 to 3"), ("pause", "paused"), ("resume", "runs 1 to 3"), ("stop", "stopped"))
+    for step in (
+        ok(f"shoal-fleet schedule {action}", "owner", says=says),
+        as_json(f"shoal-fleet schedule {action}", "owner"),
+        mistake(f"shoal-fleet schedule {action}", "nowhere", 4, says="holds no fleet"),
+    )
+)
+"""A standing order is driven, while the aggregator waits for devices."""
+
+STORIES = {"founding": FOUNDING, "compiling": COMPILING, "training": TRAINING, "driving": DRIVING, "ordering": ORDERING}
 
 
 def commands(program):
@@ -457,10 +491,11 @@ def made_fleet(home, broker):
     return owner
 
 
-def sign(owner, rounds):
-    """Sign a run and return its file."""
+def sign(owner, rounds, schedule=None):
+    """Sign a run, or a standing order, and return its file."""
     bundle, local = logistic_bundle(), LocalTraining(epochs=1, batch_size=16, lr=0.2)
-    plan = make_plan(owner, bundle, Recipe("fedavg", rounds=rounds, local=local, min_contributors=2, seed=1))
+    recipe = Recipe("fedavg", rounds=rounds, local=local, min_contributors=2, seed=1)
+    plan = make_plan(owner, bundle, recipe, schedule=schedule)
     return write_run(owner, plan, bundle, np.zeros((1, bundle.length), np.float32))
 
 
@@ -471,6 +506,8 @@ def test_a_fleet_is_made(call, home, broker):
     cut = next(i for i, step in enumerate(FOUNDING) if "{other}" in step.arguments)
     story.tell(FOUNDING[:cut])
     story.values["other"] = FleetDirectory(home / "other").fingerprint
+    for name in ("keeper-1", "keeper-2"):
+        call("shoal-keeper", "init", name, "--name", name)
     story.tell(FOUNDING[cut:])
 
 
@@ -502,5 +539,21 @@ def test_a_run_is_driven(call, home, broker):
             place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz", "--personal", "off")
         place.until(lambda: "serving" in place.log("serving"), "serving")
         Story(call, broker=broker).tell(DRIVING)
+    finally:
+        place.finish()
+
+
+@needs_broker
+@pytest.mark.broker
+@pytest.mark.process
+def test_a_standing_order_is_driven(call, home, broker):
+    owner = made_fleet(home, broker)
+    order = Schedule(order=bytes(16), count=3, interval_s=DAY_S, until_s=int(time.time()) + 30 * DAY_S)
+    write_private(home / "server/runs/000001.run", sign(owner, 1, order).read_bytes())
+    place = Place(home, **SLOWLY)
+    try:
+        place.start("serving", "shoal-aggregator", "serve", "server")
+        place.until(lambda: "serving" in place.log("serving"), "serving")
+        Story(call, broker=broker).tell(ORDERING)
     finally:
         place.finish()
