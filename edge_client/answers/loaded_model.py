@@ -78,7 +78,7 @@ class _Loaded:
             raise DataError(
                 f"the samples are {samples.dtype} of shape {samples.shape}, and the model takes {given.dtype} of (n, "
                 f"{', '.join(map(str, shape))})",
-                hint=f"give all values of a sample, in the order of the task: {', '.join(self.names('features'))[:400]}",
+                hint=f"one sample is: {', '.join(self.names('features'))[:400] or 'values in the order of the task'}",
             )
         found = in_chunks(lambda part: self.executor.run({"x": part})[0], rows.astype(given.dtype, order="C"))
         return found[0] if rows is not samples else found

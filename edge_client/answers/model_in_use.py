@@ -58,6 +58,8 @@ WAIT_S: Final = 60.0
 LONGEST_S: Final = 300.0
 """Longest time for the operator's program, in seconds; after it the program hangs."""
 NAME_CHARS: Final = 32
+TICK_NS: Final = 100_000_000
+"""Longer than any system's clock tick, in nanoseconds."""
 
 
 def publish(directory: Path) -> None:
@@ -148,7 +150,8 @@ class ModelInUse:
         changed = finished.stat().st_mtime_ns if finished.is_dir() else 0
         if changed == self._seen:
             return
-        self._seen = changed
+        # Files' times are those of the clock's last tick: a change in the same tick looks like none, so this looks once more.
+        self._seen = changed if abs(time.time_ns() - changed) > TICK_NS else 0
         try:
             publish(self._directory)
         except ShoalError as error:

@@ -171,6 +171,26 @@ def test_damaged_models_are_logged(device, caplog):
     assert runs(device) == []
 
 
+def test_a_change_in_the_same_tick_is_seen(device):
+    """A change right after a look leaves the folder's time as it was, and the next look finds it."""
+    models = ModelInUse(device.directory, device.program)
+    settle(models)
+    folder = device.directory / "finished"
+    before = folder.stat().st_mtime_ns
+    finish(device.directory, 2)
+    os.utime(folder, ns=(before, before))
+    settle(models)
+    assert runs(device) == [1, 2]
+
+
+def test_settled_models_are_not_read_again(device, monkeypatch):
+    models = ModelInUse(device.directory, None)
+    os.utime(device.directory / "finished", ns=(1, 1))
+    models.keep_up(0.0)
+    monkeypatch.setattr(model_in_use, "publish", lambda _: pytest.fail("it was read again"))
+    models.keep_up(1.0)
+
+
 def test_full_disk_leaves_the_model_before(device, monkeypatch, caplog):
     """The device itself stops at its own next write."""
 
