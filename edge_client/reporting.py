@@ -332,6 +332,7 @@ class Results:
         self._summary = session.summary()
         self._written_connection = self._connection
         self._count_bytes()
+        own = None if self._run is None else self._run.bundle.manifest.trainer
         self._files.save_status(
             {
                 "device": self._membership.name,
@@ -339,6 +340,7 @@ class Results:
                 "stage": session.round.stage.value,
                 "torch_loaded": "torch" in sys.modules,
                 **self._executor,
+                **({"executor": f"{own.name}:{own.version}"} if own is not None else {}),
                 **({"order": session.order} if session.order else {}),
                 **self._clock,
                 **self._figures,

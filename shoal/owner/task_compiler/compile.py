@@ -160,13 +160,12 @@ def _build(
     try:
         graph = trace(flat, inputs)
         whole = lower(graph, inputs)
-    except TaskError:
-        raise
-    except Exception as error:  # torch raises dozens of types here; all mean "can't compile"
-        raise blame(model, sample[0], error) from error
-    score, grad, predict = (extract(whole, part) for part in ("score", "grad", "predict"))
-    bundle = TaskBundle.seal_digests(manifest, score, grad, predict, private.astype("<f4").tobytes())
-    check(bundle, flat, theta, example, max(manifest.hyper.batch_size, 32))
+        score, grad, predict = (extract(whole, part) for part in ("score", "grad", "predict"))
+        bundle = TaskBundle.seal_digests(manifest, score, grad, predict, private.astype("<f4").tobytes())
+        check(bundle, flat, theta, example, max(manifest.hyper.batch_size, 32))
+    except Exception as error:  # noqa: BLE001 - torch raises dozens of types here; all mean "can't compile"
+        found = blame(model, sample[0], error)
+        raise found from (None if found is error else error)
     return bundle
 
 

@@ -17,6 +17,14 @@ _RANDOM: Final = re.compile(r"rand|bernoulli|dropout|multinomial|normal_function
 _OPERATOR: Final = re.compile(r"aten[.:]+(\w+)")
 _ESCAPE_HINT: Final = "replace that layer or function; docs/operator/which-models.md lists what is known to work"
 
+_FORMS: Final = {
+    "topk": "take them in an order: x.gather(1, x.argsort(1, descending=True)[:, :k])",
+    "sort": "take them in an order: x.gather(1, x.argsort(1))",
+    "unfold": "stack slices: torch.stack([x[:, i : i + size] for i in range(0, last, step)], 1)",
+    "fft_r2c": "multiply by the matrices of its cosines and sines, as buffers",
+}
+"""Forms that compile, by operator that does not."""
+
 
 def refuse_stateful(model: nn.Module) -> None:
     """Raise TaskError for the first layer that depends on other samples of a batch, on earlier batches or on chance."""
@@ -26,6 +34,12 @@ def refuse_stateful(model: nn.Module) -> None:
             raise TaskError(
                 f"layer {name!r} ({kind}) normalises by the batch's statistics, which clients with different data can't share",
                 hint="use GroupNorm or LayerNorm, or freeze it with .eval()",
+            )
+        kinds = {kind, *(type(hook).__name__ for hook in layer._forward_pre_hooks.values())}
+        if layer.training and kinds & {"SpectralNorm", "_SpectralNorm"}:
+            raise TaskError(
+                f"layer {name!r} is under spectral_norm, which changes vectors of its own in every forward pass",
+                hint="freeze them: call .eval() on the layer; its weight is trained all the same",
             )
         if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
             raise TaskError(
@@ -100,12 +114,12 @@ def embedding_limit(model: nn.Module, x: Tensor) -> int:
 
 
 def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
-    """Return the TaskError for an exporter failure; it names the layers that use the operator in the exporter's message.
+    """Return the TaskError for a failure to compile; it names the layers that use the operator in the exporter's message.
 
     Args:
         model: the module.
         x: example input, batch first.
-        error: the exception that torch raised.
+        error: the exception that torch raised; a TaskError with a hint says all itself.
     """
     text = " ".join(str(part) for part in (error, error.__cause__, error.__context__) if part)
     if "data-dependent" in text:
@@ -118,8 +132,17 @@ def blame(model: nn.Module, x: Tensor, error: BaseException) -> TaskError:
             "forward or the loss fixes the number of samples, which differs from batch to batch",
             hint="take it as x.shape[0], not as len(x) or a number, and leave it to -1 in a reshape",
         )
+    if isinstance(error, TaskError) and error.hint:
+        return error
     operators = list(dict.fromkeys(_OPERATOR.findall(text)))
     users = _users(model, x)
+    for used, layer in sorted(users):
+        if used in _FORMS:
+            return TaskError(
+                f"layer {layer!r} can't be compiled: ONNX has no form of {used} that can be trained", hint=_FORMS[used]
+            )
+    if isinstance(error, TaskError):
+        return error
     for operator in operators:
         stem = operator.removesuffix("_backward").strip("_")
         layers = sorted({layer for used, layer in users if used == stem})

@@ -41,6 +41,9 @@ _NEIGHBOURS: Final = 4
 Example = Callable[[int], tuple[Tensor, Tensor]]
 Compare = Callable[[Tensor, Tensor], str | None]
 """Compares two computations on samples x, y: a description of the first difference, an empty string, or None at a kink."""
+_FIXED_HINT: Final = (
+    "often forward or the loss fixes the number of samples: divide by y.shape[0], not len(y), or by reduction='mean'"
+)
 
 
 def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, full_batch: int) -> None:
@@ -58,7 +61,8 @@ def check(bundle: TaskBundle, flat: FlatModel, theta: Tensor, example: Example, 
             the task's operators and computes something else than ONNX Runtime.
     """
     model = OrtModel(bundle)
-    _require("compiled task is not the torch model", partial(_compare, model, bundle, flat, theta), example, full_batch)
+    compare_torch = partial(_compare, model, bundle, flat, theta)
+    _require("compiled task is not the torch model", compare_torch, example, full_batch, _FIXED_HINT)
     light = lite_model(bundle)
     if isinstance(light, NumpyModel):
         compare = partial(_compare_executors, model, light, theta.numpy())
@@ -82,7 +86,7 @@ def lite_words(bundle: TaskBundle) -> str:
     return "devices train it with ONNX Runtime (the extra edge) or numpy alone (edge-lite)"
 
 
-def _require(what: str, compare: Compare, example: Example, full_batch: int) -> None:
+def _require(what: str, compare: Compare, example: Example, full_batch: int, hint: str = "") -> None:
     """Compare at every batch size. A large batch of a deep model may have a kink in each draw, a single sample may not.
 
     Raises:
@@ -99,7 +103,7 @@ def _require(what: str, compare: Compare, example: Example, full_batch: int) -> 
             if _AGREEMENTS in (agreed, len(differences)):
                 break
         if len(differences) >= max(agreed, 1):
-            raise TaskError(f"{what}, batch of {size}: {differences[-1]}")
+            raise TaskError(f"{what}, batch of {size}: {differences[-1]}", hint=hint)
         if not agreed and size == 1:
             raise TaskError(
                 f"{what}: torch's own gradient has no stable value", hint="look for a division or a root near zero"

@@ -21,6 +21,7 @@ from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import MODEL_FILE, STATUS_FILE, DeviceState
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.messages import Assignment, Phase, Share
+from shoal.task.manifest import TrainerName
 from shoal.util.files import private_directory
 from tests.helpers.announced import TRAINING, announcement
 from tests.helpers.plans import run_plan
@@ -370,3 +371,10 @@ def test_status_names_the_executor(place, executor):
     results = Results(place.member, place.files, place.transport, lambda: 0.0, executor=executor)
     results.publish(at(Stage.IDLE), 0.0, force=True)
     assert place.files.load_status().get("executor", "") == executor
+
+
+def test_status_names_own_training_code(place):
+    """Of a run whose task names it; the executor computes nothing then."""
+    manifest = SimpleNamespace(trainer=TrainerName("detector", "2"))
+    place.results.begin(SimpleNamespace(plan=run_plan(rounds=8), bundle=SimpleNamespace(manifest=manifest)))
+    assert place.status()["executor"] == "detector:2"

@@ -40,6 +40,8 @@ def around(layer):
         (nn.LSTM(5, 5, 2, dropout=0.1), r"layer '1' \(LSTM\) drops activations", "eval"),
         (nn.BatchNorm1d(5), r"layer '1' \(BatchNorm1d\) normalises by the batch's statistics", "GroupNorm"),
         (nn.BatchNorm1d(5, track_running_stats=False).eval(), "normalises by the batch's statistics", "GroupNorm"),
+        (nn.utils.spectral_norm(nn.Linear(5, 5)), "layer '1' is under spectral_norm", "eval"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)), "is under spectral_norm", "eval"),
         (
             nn.InstanceNorm1d(5, track_running_stats=True),
             "tracks statistics while training",
@@ -195,3 +197,21 @@ def test_causes_without_an_operator(text, hint):
 def test_textless_error_has_its_class():
     """As an assertion inside torch's exporter raises it."""
     assert str(blame(POOL, IMAGE, AssertionError())) == "the model can't be compiled: AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        (lambda h: h.topk(2, 1).values, "argsort"),
+        (lambda h: h.sort(1)[0], "argsort"),
+        (lambda h: h.unfold(1, 2, 1), "torch.stack"),
+        (lambda h: torch.fft.rfft(h).abs(), "cosines"),
+    ],
+    ids=["topk", "sort", "unfold", "rfft"],
+)
+def test_operator_has_a_form_that_works(function, form):
+    """An executor's refusal of the graph names it too; an error with a hint of its own stays."""
+    for error in (RuntimeError("aten.copy"), TaskError("ONNX Runtime refused score.onnx")):
+        assert form in blame(Lambda(function), X, error).hint
+    own = TaskError("the labels differ", hint="sort them")
+    assert blame(Lambda(function), X, own) is own
