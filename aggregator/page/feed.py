@@ -8,25 +8,28 @@ requests nothing is built.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aggregator.status.record import SILENT_S, Facts, FleetStatus, build
 from aggregator.status.stored import free_bytes_of, stored_run
-from aggregator.storage.store import take_records
+from aggregator.storage.store import read_plan, take_records
 from shoal.errors import ShoalError, reason_of
 from shoal.page.history import Record, RunHistory, Totals
+from shoal.page.page import MOST_RUNS
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import RunPlan
 from shoal.util.console import second
 
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
-
+LOG = logging.getLogger("shoal.aggregator")
 UPDATE_S: Final = 1.0
 """Least time between two snapshots."""
 
@@ -38,6 +41,7 @@ class Snapshot:
     Attributes:
         status: the record that `shoal-aggregator status` prints.
         runs: the served run's history as JSON has it; empty without a run.
+        earlier: those of the runs before, the newest first.
         totals, last: sums over the run's rounds, and its last closed round; None and empty without one.
         clusters: cluster -> number of devices.
         disk_free_bytes: of the aggregator's directory; None if it can't be read.
@@ -61,6 +65,7 @@ class Snapshot:
     runs_serial: int
     trouble: str = ""
     expires: Mapping[str, int] = field(default_factory=dict)
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
     def event(self, *, runs: bool) -> str:
         """Return the data of an event for the page: the status, and with ``runs`` the run's history."""
@@ -114,6 +119,7 @@ class Feed:
         self._published: tuple[Facts, RunPlan | None] | None = None
         self._lock = threading.Lock()
         self._stored: _StoredHistory | None = None
+        self._earlier: tuple[Mapping[str, Any], ...] | None = None
         self._snapshot: Snapshot | None = None
         self._built_s = 0.0
 
@@ -173,20 +179,34 @@ class Feed:
             runs_serial=_serial(before, runs_text, "runs"),
             trouble=trouble,
             expires=facts.expires,
+            earlier=self._earlier or (),
         )
 
     def _follow(self, plan: RunPlan | None) -> tuple[bool, str]:
         """Read the rounds that have closed; return whether the history changed, and why it can't be read."""
-        changed = False
-        if plan is None:
-            changed, self._stored = self._stored is not None, None
+        changed = (None if self._stored is None else self._stored.plan) != plan
+        if changed:
+            self._stored = None if plan is None else _StoredHistory(plan, self._directory_of(plan.run))
+        if changed or self._earlier is None:
+            self._earlier = tuple(self._read_earlier(None if plan is None else plan.run))
+        if self._stored is None:
             return changed, ""
-        if self._stored is None or self._stored.plan.run_id != plan.run_id:
-            self._stored, changed = _StoredHistory(plan, self._directory_of(plan.run)), True
         try:
             return self._stored.follow() or changed, ""
         except (ShoalError, sqlite3.Error, OSError) as error:  # a disk that fails: the daemon itself decides what to do
             return changed, reason_of(error)
+
+    def _read_earlier(self, served: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield the histories of the newest runs besides the served one that fit the page; an unreadable one is left out."""
+        places = sorted(self._directory.glob("run-*"), reverse=True)
+        for place in itertools.islice(places, MOST_RUNS):
+            try:
+                data = read_plan(place)
+                stored = None if data is None else _StoredHistory(decode(data, RunPlan), place)
+                if stored is not None and stored.plan.run != served and stored.follow():
+                    yield stored.history.document()
+            except (ShoalError, sqlite3.Error, OSError) as error:
+                LOG.debug("a run is not on the page", extra={"kv": {"run": place.name, "reason": reason_of(error)}})
 
 
 def _serial(before: Snapshot | None, text: str, name: str) -> int:

@@ -238,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _report(self) -> None:
         name = f'attachment; filename="{self._title}.html"'
         self._with_snapshot(
-            lambda s: still(self._title, s.runs, s.status.document(), now_s=s.made_at_s),
+            lambda s: still(self._title, (*s.runs, *s.earlier), s.status.document(), now_s=s.made_at_s),
             **{"Content-Disposition": name},
         )
 
@@ -303,7 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _data(title: str, snapshot: Snapshot) -> dict[str, Any]:
-    return data_of(title, snapshot.runs, snapshot.status.document(), note=snapshot.trouble, now_s=snapshot.made_at_s)
+    runs = (*snapshot.runs, *snapshot.earlier)
+    return data_of(title, runs, snapshot.status.document(), note=snapshot.trouble, now_s=snapshot.made_at_s)
 
 
 ROUTES: Final[dict[str, Callable[[_Handler], None]]] = {

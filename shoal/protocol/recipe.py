@@ -219,7 +219,7 @@ class Recipe:
         simulated=False,
     )
     evaluate_every: U32 = knob(
-        0, "Rounds between accuracy reports; 0: at the end only", least=0, most=limits.MAX_ROUNDS, simulated=False
+        10, "Rounds between accuracy reports; 0: at the end only", least=0, most=limits.MAX_ROUNDS, simulated=False
     )
     only: str = knob("", "Only devices with this label take part, KEY=VALUE; all without", common=True, simulated=False)
     seed: U64 | None = knob(

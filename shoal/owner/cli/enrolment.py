@@ -254,6 +254,7 @@ def replace(
             raise
     print_ = fingerprint_of(member)
     say_result({"name": name, "fingerprint": print_, "roster": fleet.roster.sequence}, f"{name} {print_}", as_json=json)
+    schedules.send_again(fleet)
     broker_users(fleet, f"accepts {name} again, by another password", published=True)
 
 

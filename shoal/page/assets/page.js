@@ -6,7 +6,7 @@
   const DASHES = ["", "7 4", "2 3", "9 3 2 3", "12 4"];
   const MARKS = { u: "uploaded", m: "missing", d: "declined", x: "left out", ".": "not asked" };
   const byId = (id) => document.getElementById(id);
-  let data = JSON.parse(byId("data").textContent), chosen = 0, lastVerdict = "", drawn = {};
+  let data = JSON.parse(byId("data").textContent), chosen = "", lastVerdict = "", drawn = {};
 
   // ------------------------------------------------------------------------------------------------ small tools
   function make(tag, attributes = {}, ...children) {
@@ -46,8 +46,9 @@
     const text = today ? at.toLocaleTimeString("en-GB") : `${at.toLocaleDateString("en-CA")} ${at.toLocaleTimeString("en-GB")}`;
     return make("time", { datetime: iso }, text);
   }
+  const zone = () => { const part = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date()).find((p) => p.type === "timeZoneName"); return part ? part.value : "local"; };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const run = () => data.runs[Math.min(chosen, data.runs.length - 1)] || null;
+  const run = () => data.runs.find((r) => r.name === chosen) || data.runs[0] || null;
   function place(run) {
     const ids = new Set([...run.tree.steps.flatMap((step) => step.sizes.map(([id]) => id)), ...run.clusters.map((c) => c.id)]);
     return new Map([...ids].sort((a, b) => a - b).map((id, i) => [id, i]));
@@ -55,8 +56,9 @@
 
   // ------------------------------------------------------------------------------------------------ tables
   function table(caption, heads, rows) {
-    const cell = (value, i) => value instanceof Node ? make("td", {}, value)
-      : make("td", { class: typeof value === "number" || heads[i].number ? "number" : null }, String(value ?? "–"));
+    // On a narrow screen a row is a list: each cell has its head, and empty ones are left out.
+    const cell = (value, i) => value instanceof Node ? make("td", { "data-head": heads[i].text }, value)
+      : make("td", { class: `${typeof value === "number" || heads[i].number ? "number" : ""}${value === "–" ? " none" : ""}`.trim() || null, "data-head": heads[i].text }, String(value ?? "–"));
     const body = make("tbody", {}, ...rows.map((row) => {
       const [first, ...rest] = row;
       const head = make("th", { scope: "row" }, first instanceof Node ? first : String(first));
@@ -89,7 +91,7 @@
   const impaired = (status) => status.devices.filter((d) => d.reason && d.reason !== "revoked by the owner");
   function verdict(status) {
     const now = status.run, things = status.problems.map((p) => [p.reason, p.advice]);
-    const devices = impaired(status).map((d) => [`${d.name}: ${d.reason}`, d.advice]);
+    const devices = impaired(status).map((d) => [`${called(d)}: ${d.reason}`, d.advice]);
     if (!status.running) {
       const finished = now && now.phase === "finished" && !things.length;
       return finished ? ["idle", `Run ${now.run} is finished`, "The aggregator has done its work and has ended.", []]
@@ -159,7 +161,7 @@
     if (tested.length < 2) return "";
     const mean = tested.reduce((sum, d) => sum + d.accuracy, 0) / tested.length;
     const spread = Math.sqrt(tested.reduce((sum, d) => sum + (d.accuracy - mean) ** 2, 0) / (tested.length - 1));
-    return `worst ${percent(tested[0].accuracy)} (${tested[0].name}), spread ${number(100 * spread)} points`;
+    return `worst ${percent(tested[0].accuracy)} (${called(tested[0])}), spread ${number(100 * spread)} points`;
   }
   function speak(words) { byId("spoken").textContent = words; }
 
@@ -510,12 +512,15 @@
     const box = byId("device-table");
     if (!box.firstChild) box.append(finder(), make("div", { id: "device-rows" }));
     const now = run(), places = now ? place(now) : new Map();
-    const found = status.devices.filter((d) => d.name.toLowerCase().includes(query.toLowerCase()) && (!onlyImpaired || d.reason)).sort((a, b) => Boolean(b.reason) - Boolean(a.reason));
+    const fits = (d) => [d.name, ...labels(d), (d.labels || {}).name || ""].some((word) => word.toLowerCase().includes(query.toLowerCase()));
+    const found = status.devices.filter((d) => fits(d) && (!onlyImpaired || d.reason)).sort((a, b) => Boolean(b.reason) - Boolean(a.reason));
     const shown = all ? found : found.slice(0, SHOWN_ROWS), reported = status.devices.some((d) => d.vitals);
-    const rows = shown.map((d) => [d.name, standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : d.version_advice || "–",
-      d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)), time(d.last_upload), software(d),
-      ...(reported ? [vitals(d.vitals)] : [])]);
-    const heads = [text("Device"), text("State"), text("Reason, and what to do"), text("Cluster"), text("Last upload"), text("Version"), ...(reported ? [text("Condition")] : [])];
+    const tested = status.devices.some((d) => d.accuracy != null), labelled = status.devices.some((d) => labels(d).length);
+    const rows = shown.map((d) => [called(d), standing(d), d.reason ? make("div", { class: "reason" }, `${d.reason}: ${d.advice}`) : d.version_advice || "–",
+      ...(tested ? [percent(d.accuracy)] : []), d.cluster == null ? "–" : make("span", {}, chip(places.get(d.cluster) || 0), String(d.cluster)),
+      time(d.last_upload), software(d), ...(labelled ? [labels(d).join(", ") || "–"] : []), ...(reported ? [vitals(d.vitals)] : [])]);
+    const heads = [text("Device"), text("State"), text("Reason, and what to do"), ...(tested ? [figure("Accuracy")] : []), text("Cluster"), text("Last upload"),
+      text("Version"), ...(labelled ? [text("Labels")] : []), ...(reported ? [text("Condition")] : [])];
     const more = found.length > shown.length ? make("button", { type: "button", id: "all" }, `Show all ${found.length}`) : null;
     if (more) more.addEventListener("click", () => { all = true; drawDevices(); });
     const kept = box.querySelector(".scroll"), at = kept ? kept.scrollTop : 0;
@@ -529,6 +534,9 @@
     const heads = [text("Worker"), text("State"), text("Reason, and what to do"), text("The round waits for"), text("Last report")];
     box.replaceChildren(make("h3", {}, "Workers of the aggregator"), table("Workers", heads, rows));
   }
+  // The label `name` is the name that people see; the device's own is in logs and topics.
+  const labels = (device) => Object.entries(device.labels || {}).filter(([key]) => key !== "name").map(([key, value]) => `${key}=${value}`);
+  const called = (device) => (device.labels || {}).name ? `${device.labels.name} (${device.name})` : device.name;
   function software(device) {
     const other = { older: "older", newer: "newer", other: "another version" }[device.version_state];
     return other ? make("span", {}, `${device.version} `, make("span", { class: "state warn" }, other)) : device.version || "–";
@@ -567,18 +575,20 @@
     byId("run-label").hidden = names.length < 2;
     if (choice.dataset.names !== JSON.stringify(names)) {
       choice.dataset.names = JSON.stringify(names);
-      choice.replaceChildren(...names.map((name, i) => make("option", { value: i }, name)));
+      choice.replaceChildren(...data.runs.map((r, i) => make("option", { value: i ? r.name : "" }, r.algorithm && data.status ? `${r.name}: ${r.algorithm}` : r.name)));
     }
-    choice.value = String(chosen);
+    choice.value = data.runs.some((r, i) => i && r.name === chosen) ? chosen : "";
     for (const part of Object.values(PARTS)) part();
     drawDevices();
-    byId("made").replaceChildren("Figures of ", time(data.made_at), data.note && data.status ? `. ${data.note}` : ". ", data.status && data.status.version ? `Aggregator: Shoal ${data.status.version}. ` : "");
+    byId("made").replaceChildren("Figures of ", time(data.made_at), ` (times are this browser’s, ${zone()})`, data.note && data.status ? `. ${data.note}` : ". ", data.status && data.status.version ? `Aggregator: Shoal ${data.status.version}. ` : "");
   }
   // One update redraws what its figures are in, and notes how long that took.
   function update(change) {
     const began = performance.now();
-    const runs = change.runs && JSON.stringify(change.runs) !== JSON.stringify(data.runs);
-    Object.assign(data, change);
+    // An event has the run that is served; the page keeps those before.
+    const served = change.runs && change.runs.map((r) => r.name), older = served && data.runs.filter((r) => !served.includes(r.name));
+    const runs = change.runs && JSON.stringify(change.runs) !== JSON.stringify(data.runs.slice(0, change.runs.length));
+    Object.assign(data, change, older && { runs: [...change.runs, ...older] });
     if (runs) drawAll();
     else { drawState(); drawDevices(); }
     feed("live", "Live, as of ");
@@ -625,7 +635,7 @@
     try { known = localStorage.getItem("shoal-theme") || "auto"; } catch { /* as above */ }
     theme(THEMES.includes(known) ? known : "auto");
     byId("theme").addEventListener("click", () => { theme(THEMES[(THEMES.indexOf(root.dataset.theme) + 1) % 3]); drawAll(); });
-    byId("run").addEventListener("change", (event) => { chosen = Number(event.target.value); drawAll(); });
+    byId("run").addEventListener("change", (event) => { chosen = event.target.value; drawAll(); });
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
     let width = window.innerWidth, due = 0;
     window.addEventListener("resize", () => {

@@ -1,5 +1,6 @@
 """The feed: snapshots from published facts and stored rounds, built when somebody asks."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -7,7 +8,8 @@ import pytest
 
 from aggregator.page import feed as feed_module
 from aggregator.storage.records import BLOCK_ROUNDS
-from tests.helpers.pages import PagePlace, names
+from aggregator.storage.store import DATABASE, Store
+from tests.helpers.pages import PagePlace, names, record
 
 
 @pytest.fixture
@@ -115,3 +117,22 @@ def test_an_event_has_the_runs_only_if_asked(place):
     snapshot = place.feed.current()
     assert "runs" not in json.loads(snapshot.event(runs=False))
     assert json.loads(snapshot.event(runs=True))["runs"] == json.loads(json.dumps(snapshot.runs))
+
+
+def test_earlier_runs_stay_readable(place, tmp_path):
+    """The runs before the served one, the newest first; while none is served, all; one that can't be read is left out."""
+    place.close_rounds(2)
+    place.publish()
+    assert place.feed.current().earlier == ()
+    second = dataclasses.replace(place.plan, run=2, run_id=b"2" * 16)
+    with contextlib.closing(Store(tmp_path / "run-000002", second)) as store:
+        store.record(1, record(1, place.devices))
+        (tmp_path / "run-000003").mkdir()
+        (tmp_path / "run-000000").mkdir()
+        (tmp_path / "run-000000" / DATABASE).write_bytes(b"no database")
+        place.publish(plan=second)
+        found = place.feed.current()
+        assert [run["name"] for run in (*found.runs, *found.earlier)] == ["run 2", "run 1"]
+        assert found.earlier[0]["closed"] == 2
+        place.publish(plan=None)
+        assert [run["name"] for run in place.feed.current().earlier] == ["run 2", "run 1"]
