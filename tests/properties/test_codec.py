@@ -118,6 +118,7 @@ def messages(kind):
     if kind.__name__ == "Setting":
         fields["name"] = st.text(max_size=9)
     if kind.__name__ == "Roster":
+        fields["labels"] = st.just(())
         fields["devices"] = st.lists(messages(Member), max_size=3, unique_by=lambda m: m.name).map(tuple)
         return st.integers(0, 2**32 - 1).flatmap(
             lambda last: st.builds(kind, **fields | {"sequence": st.just(last), "keys_since": st.integers(0, last)})
@@ -307,6 +308,7 @@ def plans(draw):
     hints = typing.get_type_hints(RunPlan, include_extras=True)
     fields = {f.name: draw(SPECIAL.get(f.name, values(hints[f.name]))) for f in dataclasses.fields(RunPlan)}
     del fields["workers"]
+    fields |= {"keeper": None, "most_summed": 0}  # a keeper bounds most other fields
     origins = draw(st.integers(1, 4096))
     needed = {"seed": draw(st.integers(0, 2**64 - 1)), "local": draw(messages(LocalTraining))}
     fields |= {
