@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -106,13 +106,13 @@ class CellOpener:
             left = [u for u in updates if u.device not in told.false]
             recent = [[frozenset(cell) for cell in cells] for cells in told.recent]
             if told.refused and recent == self._recent:
-                return OpenedCells((), (_not_opened(round_, updates, f"the keeper refuses: {told.refused}"),))
+                return OpenedCells((), (not_opened(round_, updates, f"the keeper refuses: {told.refused}"),))
             self._recent = recent or self._recent
             updates, named = left, [u for u in updates if u.device in told.false]
             request = self._request(round_, nonce, left)
             if named and request is None:
-                return OpenedCells((), (_not_opened(round_, named, "its share for the keeper is false"),))
-        return OpenedCells((), (_not_opened(round_, updates, HIDING),))
+                return OpenedCells((), (not_opened(round_, named, "its share for the keeper is false"),))
+        return OpenedCells((), (not_opened(round_, updates, HIDING),))
 
     def _kept(self, round_: int) -> OpenCells | None:
         """Return the durable request of a round, None without one."""
@@ -123,23 +123,16 @@ class CellOpener:
 
     def _request(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate]) -> OpenCells | None:
         """Make a request and store it; None if no cell can be opened."""
-        roster, groups = self._roster(), defaultdict[tuple[int, int, bool], dict[bytes, ClientUpdate]](dict)
-        for update in updates:
-            member = roster.device(update.device)
-            if member is not None:
-                groups[update.phase, update.model, update.vector is not None][device_id(member)] = update
-        least = max(limits.LEAST_CELL, self._run.recipe.min_contributors)
-        keys = sorted((k for k, cell in groups.items() if len(cell) >= least), key=lambda k: (-len(groups[k]), k))
-        wanted = [_most(groups[k], self._run.most_summed, nonce) for k in keys[:MOST_CELLS]]
-        chosen = fitted(wanted, self._recent, least, order=lambda device: sha256(nonce + device))
-        cells = []
-        for (phase, model, trains), cell, devices in zip(keys, chosen, (groups[k] for k in keys), strict=False):
-            if cell:
-                shares = sorted((devices[d] for d in cell), key=lambda u: u.device)
-                cells.append(Cell(type(shares[0].phase)(phase), model, trains, tuple(u.share for u in shares)))
+        members = {u.device: self._roster().device(u.device) for u in updates}
+        ids = {device: device_id(member) for device, member in members.items() if member is not None}
+        known = [u for u in updates if u.device in ids]
+        cells = tuple(
+            Cell(given[0].phase, given[0].model, given[0].vector is not None, tuple(u.share for u in given))
+            for given in chosen_cells(known, ids, self._recent, self._run, nonce, most=self._run.most_summed)
+        )
         if not cells:
             return None
-        request = OpenCells(run_id=self._run.run_id, round=round_, nonce=nonce, plan=self._signed, cells=tuple(cells))
+        request = OpenCells(run_id=self._run.run_id, round=round_, nonce=nonce, plan=self._signed, cells=cells)
         write_private(self._path, encode(request))
         return request
 
@@ -176,15 +169,15 @@ class CellOpener:
                 try:
                     mean = self._mean(given, pads, figures)
                 except IntegrityError as error:
-                    events.append(_not_opened(round_, given, str(error)))
+                    events.append(not_opened(round_, given, str(error)))
                     continue
-            stand_ins |= {update.device: _stand_in(update, mean, figures, at) for at, update in enumerate(given)}
+            stand_ins |= {update.device: stand_in(update, mean, figures, at) for at, update in enumerate(given)}
         self._recent = [*self._recent, cells]
         left = [update for update in updates if update.device not in stand_ins]
         told_of = {name for event in events for name in event.detail["devices"]}
         silent = [update for update in left if update.device not in told_of]
         if silent:
-            events.append(_not_opened(round_, silent, HIDING))
+            events.append(not_opened(round_, silent, HIDING))
         return OpenedCells(tuple(stand_ins[u.device] for u in updates if u.device in stand_ins), tuple(events))
 
     def _mean(self, given: Sequence[ClientUpdate], pads: np.ndarray, figures: CellFigures) -> Float32Vector:
@@ -196,8 +189,42 @@ class CellOpener:
         total = np.zeros(self._run.length, np.uint32)
         for update in given:
             total += update.row.view(np.uint32)
-        limit = min(self._run.recipe.norm_limit, NORM_LIMIT_RATIO * figures.norm)
-        return mean_of(total - pads, len(given), self._unit, limit)
+        return mean_of(total - pads, len(given), self._unit, mean_limit(self._run, figures.norm))
+
+
+def chosen_cells(
+    updates: Iterable[ClientUpdate],
+    ids: Mapping[str, bytes],
+    recent: Sequence[Sequence[frozenset[bytes]]],
+    run: RunPlan,
+    nonce: bytes,
+    *,
+    most: int,
+) -> list[list[ClientUpdate]]:
+    """Return the updates of each cell of a round that may be opened, in order of their devices.
+
+    Args:
+        updates: of the round.
+        ids: device -> what stands for it in ``recent``.
+        recent: the cells of each of the last openings, the newest last.
+        run: the owner's plan.
+        nonce: the round's, by which devices are drawn that are left out.
+        most: most updates in a cell.
+    """
+    groups = defaultdict[tuple[int, int, bool], dict[bytes, ClientUpdate]](dict)
+    for update in updates:
+        groups[update.phase, update.model, update.vector is not None][ids[update.device]] = update
+    least = max(limits.LEAST_CELL, run.recipe.min_contributors)
+    keys = sorted((k for k, cell in groups.items() if len(cell) >= least), key=lambda k: (-len(groups[k]), k))
+    wanted = [_most(groups[k], most, nonce) for k in keys[:MOST_CELLS]]
+    cells = fitted(wanted, recent, least, order=lambda device: sha256(nonce + device))
+    found = ([groups[k][device] for device in cell] for k, cell in zip(keys, cells, strict=False) if cell)
+    return [sorted(given, key=lambda u: u.device) for given in found]
+
+
+def mean_limit(run: RunPlan, norm: float) -> float:
+    """Return the largest norm of a cell's mean, ``norm`` being the median of those that its devices report."""
+    return min(run.recipe.norm_limit, NORM_LIMIT_RATIO * norm)
 
 
 def _most(devices: Iterable[bytes], most: int, nonce: bytes) -> frozenset[bytes]:
@@ -205,7 +232,7 @@ def _most(devices: Iterable[bytes], most: int, nonce: bytes) -> frozenset[bytes]
     return frozenset(sorted(devices, key=lambda device: sha256(nonce + device))[:most])
 
 
-def _stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:
+def stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:
     """Return an update with the mean and the figures of its cell in place of its own.
 
     The counts of a cell are divided among its devices by their ``place``, so that their sum is the cell's.
@@ -225,5 +252,6 @@ def _stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFig
     )
 
 
-def _not_opened(round_: int, updates: Iterable[ClientUpdate], reason: str) -> Event:
+def not_opened(round_: int, updates: Iterable[ClientUpdate], reason: str) -> Event:
+    """Return the event about updates that are in no sum of a round."""
     return Event(round_, NOT_OPENED, {"devices": sorted(u.device for u in updates), "reason": reason})

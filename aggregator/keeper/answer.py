@@ -89,7 +89,7 @@ def answered(request: OpenCells, plan: RunPlan, *, roster: Roster, identity: Ide
     if reason:
         recent = tuple(tuple(tuple(sorted(c)) for c in before) for before in memory.recent)
         return Answer(dataclasses.replace(told, refused=reason, recent=recent), memory)
-    told = dataclasses.replace(told, cells=tuple(_figures([share.figures for _, share in cell]) for cell in opened))
+    told = dataclasses.replace(told, cells=tuple(figures_of([share.figures for _, share in cell]) for cell in opened))
     trained = [cell for cell, asked in zip(opened, request.cells, strict=True) if asked.trains]
     seeds = tuple(tuple(share.pad for _, share in cell) for cell in trained)
     return Answer(told, memory.opening(plan, request.round, digest, cells), seeds, plan.length)
@@ -162,7 +162,8 @@ def _share(
     return member, share
 
 
-def _figures(figures: Sequence[Figures]) -> CellFigures:
+def figures_of(figures: Sequence[Figures]) -> CellFigures:
+    """Return the figures of a cell from those of its devices."""
     return CellFigures(
         count=len(figures),
         loss=float(winsorised(np.array([f.loss for f in figures])).mean()),

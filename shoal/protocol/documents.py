@@ -350,6 +350,21 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
+def check_choices(recipe: Recipe) -> None:
+    """Check that a run with a keeper can have these choices.
+
+    Raises:
+        WireError: it can't.
+    """
+    _require_range("min_contributors in a run with a keeper", recipe.min_contributors, limits.LEAST_CELL, 65535)
+    needed = {"mode": "rotation", "weighting": "uniform", "robust": "off", "precision_up": "float32"}
+    for name, value in needed.items():
+        if getattr(recipe, name) != value:
+            raise WireError(f"a run with a keeper needs {name}={value}, not {getattr(recipe, name)}")
+    if recipe.norm_noise:
+        raise WireError("norm_noise hides nothing in a run with a keeper, where no single norm is seen")
+
+
 _WIRE: Final = struct.Struct("<H")
 
 
@@ -459,17 +474,9 @@ class RunPlan:
         if self.keeper is None:
             return
         _require_range("the number of updates in a sum", self.most_summed, limits.LEAST_CELL, limits.MAX_DEVICES)
-        _require_range(
-            "min_contributors in a run with a keeper", self.recipe.min_contributors, limits.LEAST_CELL, 65535
-        )
-        needed = {"mode": "rotation", "weighting": "uniform", "robust": "off", "precision_up": "float32"}
-        for name, value in needed.items():
-            if getattr(self.recipe, name) != value:
-                raise WireError(f"a run with a keeper needs {name}={value}, not {getattr(self.recipe, name)}")
+        check_choices(self.recipe)
         if self.workers:
             raise WireError("a run has workers or a keeper, not both")
-        if self.recipe.norm_noise:
-            raise WireError("norm_noise hides nothing in a run with a keeper, where no single norm is seen")
 
     def _check_workers(self) -> None:
         if not self.workers:

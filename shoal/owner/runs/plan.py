@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from aggregator.strategies.base import AUTO
 from aggregator.strategies.registry import check_compared, make_strategy, models_needed, settings_of
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group
@@ -115,7 +116,8 @@ def draft_plan(
     except WireError as error:
         raise ConfigError(str(error)) from error
     _check_hidden(plan)
-    _check_keeper(plan, len(fleet.roster.active()))
+    if keeper is not None:
+        check_keeper(plan, len(fleet.roster.active()))
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
     check_compared(plan, len(members))
@@ -161,7 +163,7 @@ def _written(
         workers=fleet.workers if keeper is None else (),
         schedule=schedule,
         keeper=keeper,
-        most_summed=0 if keeper is None else max(LEAST_SUMMED, SUMMED_GROWTH * len(fleet.roster.active())),
+        most_summed=0 if keeper is None else most_summed(len(fleet.roster.active())),
     )
 
 
@@ -173,19 +175,23 @@ def with_keeper(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **unchanged)
 
 
-def _check_keeper(plan: RunPlan, devices: int) -> None:
+def most_summed(devices: int) -> int:
+    """Return for how many updates the sums of a fleet have room."""
+    return max(LEAST_SUMMED, SUMMED_GROWTH * devices)
+
+
+def check_keeper(plan: RunPlan, devices: int) -> None:
     """Refuse algorithms that compare single updates, which a keeper hides.
 
     Raises:
-        ConfigError: the plan has a keeper and such an algorithm.
+        ConfigError: the plan's algorithm is one of them.
     """
-    if plan.keeper is None:
-        return
     settings, asked = settings_of(plan.recipe.algorithm, plan.recipe.values), plan.capabilities
-    if settings.compared(devices, devices) or asked.margins or asked.pretrain or asked.scale:
+    searches = settings.clusters_setting and getattr(settings, settings.clusters_setting) == AUTO
+    if searches or settings.compared(devices, devices) or asked.margins or asked.pretrain or asked.scale:
         raise ConfigError(
             f"{plan.recipe.algorithm} compares single updates or models, which a keeper hides",
-            hint="take fedavg, fedprox, fesem, or ifca with --set k=NUMBER; or leave --keeper out",
+            hint="take fedavg, fedprox, or ifca or fesem with a number of clusters, --set k=NUMBER; or no keeper",
         )
 
 

@@ -19,7 +19,9 @@ from edge_client.learning.finish_rule import node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT
 from shoal.owner.runs.checks import check_devices, doubts
+from shoal.owner.runs.plan import with_keeper
 from shoal.owner.runs.training import local_training
+from shoal.protocol.documents import check_choices
 from shoal.protocol.messages import STATISTICS_MODELS, Phase
 from shoal.protocol.recipe import DEFAULTS, Choices, Recipe, knobs
 from shoal.simulation.api.models import Model, classes_of, network_of, source_of
@@ -39,6 +41,7 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.personal import drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
+from shoal.simulation.engine.secure import SecureRounds
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
@@ -70,6 +73,7 @@ def simulate(
     mask: str = "default",
     precision: str = DEFAULTS.precision_up,
     writer: HistoryWriter | None = None,
+    secure: bool = False,
     **choices: Unpack[Choices],
 ) -> Result:
     """Train ``model`` on all partitions, one a device, and return a `Result`.
@@ -102,6 +106,8 @@ def simulate(
         mask: the mask mode, as `--mode` of ``shoal-fleet run start``; ``default`` is its default.
         precision: of devices' updates, as its `--precision-up`.
         writer: gets each round as it closes, such as a `shoal.CsvWriter`.
+        secure: close rounds on sums of at least three updates, as a run with a keeper does: updates weigh alike, no rule compares
+            them, and devices are left out where sums would differ by one or two.
         choices: those of ``shoal-fleet run start --help-all`` that change a simulated run, by the names of its options. There are
             100 ``rounds`` by default, those of IFCA's discarded starts not counted, and ``seed`` is 0: it is that of starting
             models and of the mask as well, and equal seeds give equal results.
@@ -119,13 +125,10 @@ def simulate(
         raise UsageError(f"personal is a weight from 0 to {MOST_DITTO_WEIGHT:g}, not {personal!r}")
     name, own = _strategy(strategy)
     mode = DEFAULTS.mode if mask == "default" else mask
-    fleet = fleet_run(
-        name, _text(settings or {}, "settings"), **{**CHOICES, **choices, "mode": mode, "precision_up": precision}
-    )
-    if fleet.seed is None:
-        raise UsageError("a simulated run has a seed", hint="leave seed out, or give a number")
+    given = {**CHOICES, **choices, "mode": mode, "precision_up": precision}
+    fleet = _recipe(name, _text(settings or {}, "settings"), given, secure=secure)
     find(fleet.mode)
-    seed, rounds = fleet.seed, fleet.rounds
+    seed, rounds = fleet.seed or 0, fleet.rounds
     source = source_of(model, task, seed)
     if isinstance(private, str):
         raise UsageError(f"private is the text {private!r}", hint=f"give a list of names: private=[{private!r}]")
@@ -173,6 +176,7 @@ def simulate(
         strategy=own,
         private=own_part,
         declared=declared,
+        tamper=SecureRounds(plan, len(population)) if secure else None,
     )
     scales = tuple(own or given for own, given in zip(result.scales, scales, strict=True)) if declared else scales
     accuracy, loss = _figures(result.final, population, source.kind, square)
@@ -194,6 +198,17 @@ def simulate(
         _scales=scales,
         _target=scale,
     )
+
+
+def _recipe(name: str, settings: Mapping[str, str], choices: Mapping[str, Any], *, secure: bool) -> Recipe:
+    """Return the recipe of a simulated run, for sums only if it is ``secure``."""
+    fleet = fleet_run(name, settings, **choices)
+    if fleet.seed is None:
+        raise UsageError("a simulated run has a seed", hint="leave seed out, or give a number")
+    if secure:
+        fleet = with_keeper(fleet)
+        check_choices(fleet)
+    return fleet
 
 
 def _signature() -> inspect.Signature:
