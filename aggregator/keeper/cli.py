@@ -60,7 +60,9 @@ def serve(layers: Layers[AggregatorConfig]) -> None:
 def status(directory: Directory, json: AsJson = False) -> None:
     """Print what this keeper has opened: the last requests of the aggregator, with the sizes of their cells."""
     from aggregator.keeper.memory import KeeperMemory
+    from aggregator.shards.membership import WorkerMembership
 
+    WorkerMembership(directory)  # of another program's directory or a missing one it says so
     opened = KeeperMemory.load(directory).opened
     rows = [{"run": one.run, "round": one.round, "cells": [len(cell) for cell in one.cells]} for one in opened]
     lines = [f"run {one.run} round {one.round}: cells of {', '.join(str(len(c)) for c in one.cells)}" for one in opened]

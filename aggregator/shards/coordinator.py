@@ -12,6 +12,7 @@ from crypto.seal.envelope import open_from_member, read_head, seal_message_to_me
 from crypto.seal.identity import open_document
 from shoal import limits
 from shoal.errors import UntrustedError
+from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
@@ -91,6 +92,7 @@ class WorkerMessages:
                 online=worker.name in self._online,
                 last_report_s=self._reported_s.get(worker.name),
                 lacking=lacks.get(number, 0),
+                role=WORKER_ROLE if self._run.keeper is None else KEEPER_ROLE,
             )
             for number, worker in enumerate(self._parties)
         )

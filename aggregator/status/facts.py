@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shoal.limits import CHUNK_BYTES
+from shoal.membership.grants import WORKER_ROLE
 from shoal.protocol.messages import Vitals
 
 INTERNAL: Final = "internal"
@@ -99,9 +100,10 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One of the workers of a sharded aggregator.
+    """One of the workers of a sharded aggregator, or the keeper of a run.
 
     Attributes:
+        role: `WORKER_ROLE` or `KEEPER_ROLE`.
         online: by its newest presence since the coordinator began to serve the run; in a built record None while the
             coordinator can't know.
         last_report_s: unix seconds of its last report or answer to a job since then; None before the first.
@@ -114,6 +116,7 @@ class WorkerStatus:
     online: bool | None = None
     last_report_s: int | None = None
     lacking: int = _internal(0)
+    role: str = _internal(WORKER_ROLE)
     waits_for: str = ""
     reason: str = ""
     advice: str = ""

@@ -45,6 +45,7 @@ from aggregator.status.facts import (
 )
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
+from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.protocol.labels import SHOWN, read_labels
 from shoal.protocol.messages import DeclineReason
 from shoal.util.console import counted, second, span
@@ -73,6 +74,10 @@ OFFLINE_HINT: Final = (
 WORKER_HINT: Final = (
     "start it again: shoal-aggregator shard serve DIR --interface NAME; it has its files. If its disk is lost, "
     "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
+)
+KEEPER_HINT: Final = (
+    "start it again: shoal-keeper serve DIR. If its disk or its keys are lost, take the run's file out of the aggregator's runs "
+    "directory, and have the owner name a keeper with new keys in another run"
 )
 DOUBTED_HINT: Final = (
     "`shoal-edge status` there has the figures: check labels and scales; then more rounds, another --local lr=, or "
@@ -325,7 +330,9 @@ class _Builder:
             found.append(Problem(f"run {served.run} can't go on: {passed}{served.shortage}", served.advice))
         for worker in self.workers():
             if worker.reason:
-                found.append(Problem(f"worker {worker.name} is not connected: the round waits for it", worker.advice))
+                found.append(
+                    Problem(f"{worker.role} {worker.name} is not connected: the round waits for it", worker.advice)
+                )
         return found
 
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -340,7 +347,7 @@ class _Builder:
             online=online,
             waits_for="its connection" if gone else lacking,
             reason="is not connected" if gone else "",
-            advice=WORKER_HINT if gone else "",
+            advice={WORKER_ROLE: WORKER_HINT, KEEPER_ROLE: KEEPER_HINT}[heard.role] if gone else "",
         )
 
     def _presences_are_here(self) -> bool:

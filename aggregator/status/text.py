@@ -81,11 +81,11 @@ def device_lines(status: FleetStatus) -> list[str]:
 
 
 def worker_lines(status: FleetStatus) -> list[str]:
-    """Return how many of the aggregator's workers are online, and a line for each; empty without workers."""
+    """Return how many workers or keepers are online, and a line for each; empty without them."""
     if not status.workers:
         return []
     online = sum(bool(w.online) for w in status.workers)
-    lines = [f"workers: {online} of {len(status.workers)} online"]
+    lines = [f"{status.workers[0].role}s: {online} of {len(status.workers)} online"]
     for worker in status.workers:
         state = "unknown" if worker.online is None else "online" if worker.online else "offline"
         report = "no report yet" if worker.last_report_s is None else f"last report {second(worker.last_report_s)}"

@@ -29,8 +29,8 @@ CLOCK_SLACK_S: Final = 300
 LOOKED_AT: Final = 3
 """Devices whose presence the aggregator's `doctor` looks for at the broker."""
 KEEPS_HINT: Final = "docs/operator/broker.md says what Shoal needs of a broker, and which brokers have it"
-PUBLIC: Final = (".card", ROSTER_FILE)
-"""Endings of files in a party's directory that others may read: people copy them."""
+PUBLIC: Final = (".card", ROSTER_FILE, "model.onnx", "model.json")
+"""Endings of files in a party's directory that others may read: people copy them, or programs use a device's model in use."""
 
 
 def local_checks(directory: Path) -> list[Check]:

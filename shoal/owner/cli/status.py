@@ -50,6 +50,7 @@ def status(
         {**record.document(), **unknown, "owner": owner},
         *_lines(record, answered=answer is not None),
         *_owner_lines(owner),
+        *_order_lines(fleet),
         as_json=json,
     )
 
@@ -149,3 +150,14 @@ def _owner_lines(owner: dict[str, Any]) -> list[str]:
         lines.append(f"  {request['name']} {request['fingerprint']}, asked {request['asked_at']}")
         lines.append(f"    hint: shoal-fleet approve FLEET_DIR {request['fingerprint']}")
     return lines
+
+
+def _order_lines(fleet: FleetDirectory) -> list[str]:
+    from shoal.owner.runs.standing import last_run, order_in_force
+
+    plan = order_in_force(fleet)
+    if plan is None:
+        return []
+    return [
+        f"standing order, runs {plan.run} to {last_run(plan)}: shoal-fleet schedule list FLEET_DIR says what the next waits for"
+    ]

@@ -6,8 +6,10 @@ import json
 
 from typer.testing import CliRunner
 
+from aggregator.keeper import daemon
 from aggregator.keeper.cli import app
 from aggregator.keeper.memory import KeeperMemory
+from shoal.errors import NotEnrolledError
 from shoal.owner.keys.directory import FleetDirectory
 from tests.helpers.plans import run_plan
 
@@ -25,8 +27,16 @@ def test_a_keeper_joins(tmp_path):
 
 
 def test_status_lists_what_was_opened(tmp_path):
-    memory = KeeperMemory()
-    memory.save(tmp_path)
-    assert "nothing opened yet" in RUN.invoke(app, ["status", str(tmp_path)]).stdout
-    memory.opening(run_plan(), 4, b"d" * 32, [frozenset({b"a" * 16, b"b" * 16, b"c" * 16})]).save(tmp_path)
-    assert RUN.invoke(app, ["status", str(tmp_path)]).stdout == "run 1 round 4: cells of 3\n"
+    fleet, directory = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost:1883"), tmp_path / "keeper"
+    grant = fleet.add_keeper(daemon.init(directory, "keeper").read_bytes())
+    daemon.join(directory, grant.read_bytes(), fleet.fingerprint)
+    assert "nothing opened yet" in RUN.invoke(app, ["status", str(directory)]).stdout
+    cells = [frozenset({b"a" * 16, b"b" * 16, b"c" * 16})]
+    KeeperMemory.load(directory).opening(run_plan(), 4, b"d" * 32, cells).save(directory)
+    assert RUN.invoke(app, ["status", str(directory)]).stdout == "run 1 round 4: cells of 3\n"
+
+
+def test_status_of_no_keeper(tmp_path):
+    """Of a directory that holds no keeper it says so, and not that a keeper has lost its memory."""
+    found = RUN.invoke(app, ["status", str(tmp_path)])
+    assert isinstance(found.exception, NotEnrolledError)

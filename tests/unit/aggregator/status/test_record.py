@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from aggregator.run_log import DECLINE_REASONS
-from aggregator.status import record
+from aggregator.status import record, text
 from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, RunStatus, WorkerStatus
 from aggregator.status.record import DECLINE_HINTS, NOT_SERVED, Facts, StoredRun, build
 from shoal import limits
+from shoal.membership.grants import KEEPER_ROLE
 from shoal.protocol.messages import DeclineReason, Vitals
 
 NOW = 1_795_000_000
@@ -406,6 +407,15 @@ SHARDED = dataclasses.replace(
         WorkerStatus(name="worker-1", online=False),
     ),
 )
+
+
+def test_missing_keeper_is_a_problem():
+    keeper = WorkerStatus(name="box", online=False, role=KEEPER_ROLE)
+    built = status(live(run=dataclasses.replace(ROUND, workers=(keeper,))))
+    (problem,) = built.problems
+    assert problem.reason == "keeper box is not connected: the round waits for it"
+    assert "shoal-keeper serve" in problem.advice
+    assert text.worker_lines(built)[0] == "keepers: 0 of 1 online"
 
 
 def test_missing_worker_is_a_problem():

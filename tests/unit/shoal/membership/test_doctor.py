@@ -46,9 +46,11 @@ def test_file_that_others_can_reach_is_named(member, harm):
 
 
 def test_others_may_read_cards(member):
-    """Cards and the roster may be read by others."""
+    """Cards and the roster may be read by others, and the links to a device's model in use."""
     for name in ("dev-1.card", "roster.signed"):
         (member.directory / name).chmod(0o644)
+    for name in ("model.onnx", "model.json"):
+        (member.directory / name).symlink_to(f"in-use/current/{name}")
     assert local_checks(member.directory)[0].result == "ok"
 
 

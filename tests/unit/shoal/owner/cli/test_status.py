@@ -81,6 +81,13 @@ def test_owner_sees_both_records(fleet, call):
     assert "pending approvals: 1\n  dev-9 abcd-efgh, asked 2026-11-18T11:06:40Z\n    hint: shoal-fleet approve" in text
 
 
+def test_status_names_a_standing_order(call, monkeypatch):
+    assert "standing order" not in call()
+    plan = SimpleNamespace(run=5, schedule=SimpleNamespace(count=3))
+    monkeypatch.setattr("shoal.owner.runs.standing.order_in_force", lambda _fleet: plan)
+    assert "standing order, runs 5 to 7: shoal-fleet schedule list" in call()
+
+
 @pytest.mark.parametrize("kind", ["silent", "down"])
 def test_silence_blames_no_device(fleet, call, kind):
     """Without an answer the state is unknown and no device is blamed."""
