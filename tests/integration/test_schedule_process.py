@@ -70,6 +70,7 @@ def test_runs_follow_while_the_owner_is_away(tmp_path, count, runs, every_s):
         told = json.loads(done.out)["data"]
         assert (told["begun"], told["waits"]) == (runs, f"all of its {runs} runs have begun")
         until(
-            lambda: all(FinishedModels(stage.device_dir(name)).standing().models[-1].run == runs for name in names),
+            # The first device was killed, and may have been away in the last run.
+            lambda: all(FinishedModels(stage.device_dir(name)).standing().models[-1].run == runs for name in names[1:]),
             stage,
         )

@@ -96,7 +96,8 @@ def test_dead_parties_are_told_truly(tmp_path):
         (problem,) = data["problems"]
         assert problem["reason"].startswith(f"no connection to the broker at {broker.url}")
         assert f"not connected to {broker.url} since " in status(server).splitlines()[0]
-        assert "dev-2" not in status(server)
+        assert "dev-2:" not in status(server)
+        assert "start dev-2" not in status(server)
 
         stage.stop("aggregator", signal.SIGKILL)
         data = until(server, lambda d: not d["running"], within_s=1)

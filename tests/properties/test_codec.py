@@ -39,6 +39,7 @@ from shoal.protocol.states import (
     Step,
     Term,
 )
+from shoal.protocol.sums import Cell, OpenCells
 
 assert edge_client.models.store
 assert edge_client.storage.state
@@ -222,7 +223,14 @@ def models_held(fields):
     )
 
 
+def requests_to_the_keeper(fields):
+    """Return a strategy of requests with at least one cell."""
+    cells = st.lists(messages(Cell), min_size=1, max_size=3).map(tuple)
+    return st.builds(OpenCells, **fields | {"cells": cells})
+
+
 OWN = {
+    OpenCells: requests_to_the_keeper,
     Schedule: schedules,
     ModelsHeld: models_held,
     OwnerRequest: owner_requests,

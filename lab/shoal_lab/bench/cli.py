@@ -172,7 +172,10 @@ def bench_numerics(
 
 @_bench
 def bench_privacy(
-    mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. All by default.")] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(help="Mask mode, or sums for a run with a keeper; may be given again. All by default."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials, no CNN, no d = 1e7.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Attack MNIST, from its files in this folder.", file_okay=False)

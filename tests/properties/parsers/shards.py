@@ -1,11 +1,12 @@
-"""An example of each message between coordinator, workers and devices, as seeds of the parsers' tests."""
+"""An example of each message between aggregator, workers, keeper and devices, as seeds of the parsers' tests."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
+from aggregator.keeper.memory import KeeperMemory, Opened
 from edge_client.upload_pieces import Pieces
-from shoal.protocol import jobs, shards
+from shoal.protocol import jobs, shards, sums
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Phase
 
@@ -36,7 +37,33 @@ def job(kind, vectors, **more):
     )
 
 
+FIGURES = sums.Figures(loss=1.5, correct=3, tested=4, norm=2.0)
+CELL = sums.Cell(Phase.TRAIN, 1, True, (b"share", b"other", b"third"))
+CELL_FIGURES = sums.CellFigures(count=3, loss=1.5, correct=9, tested=12, norm=2.0)
+OPENED = Opened(1, 2, DIGEST, ((KEY, NONCE, RUN),))
+
 EXAMPLES = (
+    FIGURES,
+    sums.KeeperShare(
+        fleet="demo",
+        run_id=RUN,
+        round=2,
+        phase=Phase.TRAIN,
+        nonce=NONCE,
+        device="dev-1",
+        recipient=DIGEST,
+        model=1,
+        length=160,
+        pad=DIGEST,
+        figures=FIGURES,
+    ),
+    CELL,
+    sums.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,)),
+    CELL_FIGURES,
+    sums.CellSums(run_id=RUN, round=2, request=DIGEST, cells=(CELL_FIGURES,)),
+    sums.CellSums(run_id=RUN, round=2, request=DIGEST, refused="why", recent=(((KEY, NONCE, RUN),),)),
+    OPENED,
+    KeeperMemory((OPENED,)),
     shards.UploadPart(
         fleet="demo", run_id=RUN, round=2, phase=Phase.TRAIN, nonce=NONCE, device="dev-1", recipient=DIGEST, worker=1
     ),

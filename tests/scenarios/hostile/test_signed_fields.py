@@ -28,9 +28,9 @@ from tests.scenarios.hostile.lying_devices import SIGNED, Scene, lies_of, one_li
 PAGE = "docs/threat-model.md"
 KINDS = ("checkable", "limited", "suspect")
 VECTORS = ("update vector", "statistics vector", "checkpoint vector")
-UNASKED = {"SealedCheckpoints", "SealedState", "UploadPart"}
+UNASKED = {"ModelsHeld", "SealedCheckpoints", "SealedState", "UploadPart"}
 """Messages that no device of the plain scene sends."""
-NOT_SAID = {"Presence.vitals"}
+NOT_SAID = {"Presence.held", "Presence.vitals"}
 """Fields of a presence whose only false values are those of the fields in it."""
 GROUPS_OF_TWO = {"settings": {"groups": "2", "eta_g": "0.1"}}
 ASKED = {

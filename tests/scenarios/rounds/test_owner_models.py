@@ -206,7 +206,7 @@ def test_scale_is_in_files_statistics_not(tmp_path):
         tmp_path / "models" / "model-0.onnx", providers=["CPUExecutionProvider"]
     )
     x = np.ones((2, INPUTS), np.float32)
-    (outputs,) = session.run(None, {"x": x})
+    outputs, *_ = session.run(None, {"x": x})
     np.testing.assert_allclose(
         outputs, OrtModel(bundle).predict(thetas[0], standardised(x, scale)), rtol=1e-4, atol=1e-5
     )

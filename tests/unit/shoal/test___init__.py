@@ -86,15 +86,15 @@ def test_own_failure_is_not_hidden(monkeypatch):
 def test_defaults_are_the_fleets():
     """Each choice of a recipe that changes a simulated run is an argument, for callers, `help` and type checkers alike."""
     given = {name: p.default for name, p in inspect.signature(shoal.simulate).parameters.items()}
-    assert list(given)[:14] == [
+    assert list(given)[:15] == [
         *("model", "partitions", "strategy", "settings", "local", "task", "progress", "personal", "private"),
-        *("standardise", "target", "mask", "precision", "writer"),
+        *("standardise", "target", "mask", "precision", "writer", "secure"),
     ]
     choices = {name: getattr(DEFAULTS, name) for name, knob in knobs(Recipe).items() if knob.simulated}
     assert (choices.pop("mode"), choices.pop("precision_up")) == ("rotation", given["precision"]), (
         "by names of their own"
     )
-    assert dict(list(given.items())[14:]) == {**choices, "rounds": 100, "seed": 0}
+    assert dict(list(given.items())[15:]) == {**choices, "rounds": 100, "seed": 0}
     assert (given["min_contributors"], given["mask"], given["robust"]) == (3, "default", "filter")
     typed = typing.get_type_hints(Choices)
     recipe = typing.get_type_hints(Recipe)
@@ -112,7 +112,7 @@ def test_the_researchers_pages_run(tmp_path, monkeypatch):
     for page, block in blocks:
         exec(compile(block, page, "exec"), names)
         results.append(names["result"])
-    clustered, own, swept, written, robust = results
+    clustered, own, swept, written, _secure, robust = results
     assert len((tmp_path / "run.csv").read_text().splitlines()) == 1 + len(written.history)
     assert swept.accuracy.mean() > 0.7
     assert clustered.accuracy.mean() > 0.9

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from crypto.mask.modes.registry import MODES, find
+from shoal_lab.bench.attacks import sums
 from shoal_lab.bench.attacks.base import Result
 from shoal_lab.bench.attacks.lab import Lab, make_lab
 from shoal_lab.bench.attacks.registry import ATTACKS
 from shoal_lab.bench.numerics.kernels import one_thread
-from shoal_lab.bench.privacy.cost import MAIN_SIZE, measure_computed, measure_cost, measure_seal
+from shoal_lab.bench.privacy.cost import (
+    MAIN_SIZE,
+    computed_of_sums,
+    measure_computed,
+    measure_cost,
+    measure_seal,
+    measure_sums,
+)
 
 Progress = Callable[[str], None]
 Document = dict[str, Any]
@@ -24,6 +32,7 @@ LEFT: Final = {
     "sees_magnitudes": "a disguise that leaves all absolute values in sight",
     "": "a disguise that leaves norms and dot products in sight",
 }
+PADS: Final = "one-time pads, and sums of at least three updates"
 COSTS: Final = ("derive_ms", "apply_ms", "invert_ms", "apply_memcpy_ratio")
 WIDTH: Final = 20
 
@@ -31,7 +40,9 @@ WIDTH: Final = 20
 def measure(
     modes: Sequence[str] = (), *, quick: bool = False, data_dir: Path | None = None, progress: Progress = lambda _: None
 ) -> tuple[Document, dict[str, list[Result]]]:
-    """Measure ``modes``, by default all, on digits, or on MNIST where ``data_dir`` holds it; one thread.
+    """Measure ``modes`` on digits, or on MNIST where ``data_dir`` holds it; one thread.
+
+    By default all modes, and `sums.MODE`, which stands for a run with a keeper.
 
     Returns:
         the document, and the results that have pictures, by mode.
@@ -40,9 +51,10 @@ def measure(
         ConfigError: a mode is not known, or scikit-learn is not installed.
         DataError: MNIST's files are not there.
     """
-    chosen = tuple(dict.fromkeys(modes)) or tuple(MODES)
+    chosen = tuple(dict.fromkeys(modes)) or (*MODES, sums.MODE)
     for mode in chosen:
-        find(mode)
+        if mode != sums.MODE:
+            find(mode)
     start = time.monotonic()
     with one_thread():
         progress("compiling the task")
@@ -50,8 +62,12 @@ def measure(
         reports, pictures = [], {}
         for mode in chosen:
             progress(f"{mode}: cost")
-            costs, computed = measure_cost(mode, quick), measure_computed(lab, mode)
-            attacked = attack_all(lab, mode, progress)
+            if mode == sums.MODE:
+                costs, computed = measure_sums(quick), computed_of_sums(lab)
+                attacked: Attacked = sums.attack_all(lab)
+            else:
+                costs, computed = measure_cost(mode, quick), measure_computed(lab, mode)
+                attacked = attack_all(lab, mode, progress)
             reports.append(mode_report(mode, costs, computed, attacked))
             pictures[mode] = [r for results in attacked.values() for r in results if r.pictures]
             lab.forget(mode)
@@ -96,7 +112,7 @@ def verdict(can: Mapping[str, bool], attacked: Attacked) -> str:
     worked = [name for name, results in tried.items() if any(r.works for r in results)]
     stopped = [name for name in tried if name not in worked]
     named = ", ".join(name + _limit(tried[name]) for name in worked)
-    left = LEFT[next((seen for seen in LEFT if can.get(seen)), "")]
+    left = LEFT[next((seen for seen in LEFT if can.get(seen)), "")] if can.get("cosines", True) else PADS
     return (
         f"{left}; {len(worked)} of {len(tried)} attacks get more than chance ({named}); "
         f"not: {', '.join(stopped) or 'none'}"

@@ -17,9 +17,13 @@ from crypto.mask.masking import mask, unmask
 from crypto.mask.secret import MaskSecret
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import Identity
+from crypto.sums.ring import hidden, mean_of, unit_of
+from shoal.owner.runs.plan import most_summed
 from shoal.protocol.channels import UPLOAD
+from shoal.protocol.recipe import DEFAULTS
 from shoal.types import MaskedVector, Segment
 from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab
+from shoal_lab.bench.attacks.sums import words_of
 from shoal_lab.bench.numerics.kernels import Bench
 
 SIZES: Final = (100_000, 1_000_000, 10_000_000)
@@ -28,6 +32,8 @@ MAIN_SIZE: Final = 1_000_000
 DEVICES: Final = 8
 TOLERANCE: Final = 1e-4
 """Relative difference up to which a result on masked vectors counts as the one on clear vectors."""
+MEAN_TOLERANCE: Final = 1e-3
+"""The same for a mean of fixed-point numbers, which have room for updates a thousand times longer."""
 _MEGABYTE: Final = 1e6
 
 
@@ -59,6 +65,37 @@ def _cost(mode: str, d: int, bench: Bench, runs: int) -> dict[str, Any]:
         "apply_memcpy_ratio": apply / copy,
         "bytes": mask(source, key).values.nbytes,
     }
+
+
+def measure_sums(quick: bool) -> list[dict[str, Any]]:
+    """Return the cost of a run with a keeper as `measure_cost` does: a pad is applied, and the mean of a sum inverts it."""
+    return [_cost_of_sum(d, Bench(quick), runs=3 if d > MAIN_SIZE else 5) for d in (SIZES[:2] if quick else SIZES)]
+
+
+def _cost_of_sum(d: int, bench: Bench, runs: int) -> dict[str, Any]:
+    most, seed = most_summed(DEVICES), bytes(32)
+    source, out, unit = (
+        bench.normal(d) / np.float32(d**0.5),
+        np.empty(d, np.float32),
+        unit_of(DEFAULTS.norm_limit, d, most),
+    )
+    words = hidden(source, unit, most, ())
+    apply, invert, copy = bench.race(
+        lambda: hidden(source, unit, most, [seed]),
+        lambda: mean_of(words, 1, unit, DEFAULTS.norm_limit),
+        lambda: np.copyto(out, source),
+        runs=runs,
+    )
+    times = {"derive_ms": 0.0, "apply_ms": 1e3 * apply, "invert_ms": 1e3 * invert, "apply_memcpy_ratio": apply / copy}
+    return {"d": d, **times, "bytes": words.nbytes}
+
+
+def computed_of_sums(lab: Lab) -> dict[str, Any]:
+    """Return what the aggregator can compute in a run with a keeper, as `measure_computed` does: the mean, and nothing else."""
+    clear = lab.once("computed", lambda: [_update(lab, i) for i in range(DEVICES)])
+    error = _relative(words_of(clear)[1], np.mean(np.stack(clear).astype(np.float64), axis=0))
+    can = dict.fromkeys(measure_computed(lab, "none")["can"], False) | {"mean": error < MEAN_TOLERANCE}
+    return {"cosine_error": 1.0, "mean_error": error, "can": can}
 
 
 def measure_seal(quick: bool) -> dict[str, float]:

@@ -1,0 +1,160 @@
+"""Attacks on a run with a keeper, in which the aggregator has padded words of each update and sums of at least three.
+
+The attacker is the aggregator with the mask of the round from one device, so all that it has counts as unmasked. The sums and the
+words are those of `crypto.sums`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.sums.ring import hidden, mean_of, unit_of
+from shoal.owner.runs.plan import most_summed
+from shoal.protocol.recipe import DEFAULTS
+from shoal.protocol.sums import LEAST_CHANGE
+from shoal.types import Float32Vector
+from shoal_lab.bench.attacks.base import Result, cosine
+from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab
+
+MODE: Final = "sums"
+"""Stands for a mask mode in the report; the mask under the pads is a rotation."""
+ATTACKER: Final = "aggregator with the mask that one device holds in one round, in a run with a keeper"
+CELLS: Final = (3, 5, 10)
+"""Devices of the cells that are attacked."""
+LEAVERS: Final = (6, 10, 20)
+"""Devices of the clusters that one device leaves: at least six, or the keeper opens no cell without three."""
+VICTIMS: Final = 5
+"""Devices that leave, each in a trial of its own; the median counts."""
+LEFT_AFTER: Final = 6
+"""Rounds of the run that is attacked; devices leave before the last one."""
+EACH: Final = 80
+"""Images of a device."""
+RIDGE: Final = (1e-4, 1e-2, 1.0)
+
+
+def attack_all(lab: Lab) -> dict[str, list[Result]]:
+    """Return the results of every attack on a run with a keeper, by the attack's name."""
+    return {"colluding-device": [colluding(lab)], "label-mix": label_mix(lab), "leaver": leaver(lab)}
+
+
+def words_of(updates: Sequence[Float32Vector]) -> tuple[list[NDArray[np.uint32]], Float32Vector]:
+    """Return the padded words of updates (d,), as the aggregator has them, and the mean that it opens with their keeper."""
+    length, most = len(updates[0]), most_summed(len(updates))
+    unit = unit_of(DEFAULTS.norm_limit, length, most)
+    seeds = [hashlib.sha256(f"pad {at}".encode()).digest() for at in range(len(updates))]
+    words = [hidden(update, unit, most, [seed]) for update, seed in zip(updates, seeds, strict=True)]
+    total = sum((hidden(update, unit, most, ()) for update in updates), np.zeros(length, np.uint32))
+    return words, mean_of(total, len(updates), unit, DEFAULTS.norm_limit)
+
+
+def nearest(update: Float32Vector, held: Sequence[NDArray[Any]]) -> float:
+    """Return the largest cosine of an update (d,) with any combination of the vectors that the attacker has."""
+    basis, _ = np.linalg.qr(np.stack([np.asarray(v, np.float64) for v in held], axis=1))
+    return float(np.linalg.norm(basis.T @ update) / np.linalg.norm(update))
+
+
+def colluding(lab: Lab) -> Result:
+    """Return how near any combination of words and means comes to one update, and how near the mean alone does."""
+    updates = [lab.update(lab.pick(f"sums {i}", EACH), ONE_EPOCH, seed=i) for i in range(CELLS[0])]
+    words, mean = words_of(updates)
+    # From chance, as many vectors of noise: in so few coordinates any vectors come near any other.
+    noise = [lab.rng(f"sums noise {i}").integers(0, 1 << 32, lab.length, np.uint32).view(np.int32) for i in CELLS]
+    return Result(
+        name="colluding-device",
+        attacker=ATTACKER,
+        success=max(nearest(u, [*(w.view(np.int32) for w in words), mean]) for u in updates),
+        chance=max(nearest(u, [*noise, mean]) for u in updates),
+        unit="cosine",
+        margin=0.02,
+        note=f"the mean of {CELLS[0]} alone {max(cosine(u, mean) for u in updates):.3f}; without a keeper 1.000",
+        keys="round",
+        devices=CELLS[0],
+    )
+
+
+def _uneven(lab: Lab, what: str, count: int, images: Images, evenness: float = 1.0) -> list[Images]:
+    """Return the images of ``count`` devices, whose labels are uneven by a Dirichlet draw."""
+    rng, found = lab.rng(what), []
+    by_label = [np.flatnonzero(images.y == c) for c in range(CLASSES)]
+    for _ in range(count):
+        labels = rng.choice(CLASSES, EACH, p=rng.dirichlet(np.full(CLASSES, evenness)))
+        found.append(images.rows(np.array([rng.choice(by_label[c]) for c in labels])))
+    return found
+
+
+def _devices(lab: Lab, what: str, count: int, images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return updates (count, d) of devices with uneven labels, and the share of each label on them (count, 10)."""
+    parts = _uneven(lab, what, count, images)
+    updates = [lab.update(mine, ONE_EPOCH, seed=device).astype(np.float64) for device, mine in enumerate(parts)]
+    return np.stack(updates), np.stack([np.bincount(mine.y, minlength=CLASSES) / EACH for mine in parts])
+
+
+def label_mix(lab: Lab) -> list[Result]:
+    """Return the correlation of a device's label shares with those read from the mean of its cell.
+
+    The reader is a ridge regression from the updates of the attacker's own devices to their labels; of its strengths the best for
+    the attacker counts.
+    """
+    updates, mixes = _devices(lab, "label mix", lab.trials(60, 30), lab.private)
+    own, known = _devices(lab, "label mix, own", lab.trials(300, 60), lab.public)
+    centre, share = own.mean(0), known.mean(0)
+    gram = (own - centre) @ (own - centre).T
+    found = []
+    for size in (1, *CELLS):
+        cells = len(updates) // size
+        means = updates[: cells * size].reshape(cells, size, -1).mean(1)
+        best = -1.0
+        for strength in RIDGE:
+            solved = np.linalg.solve(gram + strength * np.trace(gram) / len(gram) * np.eye(len(gram)), known - share)
+            guess = np.repeat((means - centre) @ (own - centre).T @ solved + share, size, axis=0)
+            best = max(best, float(np.corrcoef(guess.ravel(), mixes[: cells * size].ravel())[0, 1]))
+        found.append(best)
+    return [
+        Result(
+            name="label-mix",
+            attacker=ATTACKER,
+            success=r,
+            chance=0.0,
+            unit="r",
+            note=f"from the update itself {found[0]:.2f}",
+            keys="round",
+            devices=size,
+        )
+        for size, r in zip(CELLS, found[1:], strict=True)
+    ]
+
+
+def leaver(lab: Lab) -> list[Result]:
+    """Return how near the difference of two rounds' sums comes to a leaver's update, with the keeper's rule and without.
+
+    The rule lets sums differ by `LEAST_CHANGE` devices, so two others leave with it. Chance is the mean of the round before.
+    """
+    found = []
+    for count in LEAVERS:
+        parts = _uneven(lab, f"leaver {count}", count, lab.private, evenness=0.5)
+        *_, before, after = lab.fedavg([parts] * LEFT_AFTER, seed_step=count)
+        for name, gone in (("leaver", LEAST_CHANGE), ("leaver, rule off", 1)):
+            near, mean = [], []
+            for victim in range(VICTIMS):
+                stay = [i for i in range(count) if (i - victim) % count >= gone]
+                near.append(cosine(before.sum(0) - after[stay].sum(0), before[victim]))
+                mean.append(cosine(before.mean(0), before[victim]))
+            found.append(
+                Result(
+                    name=name,
+                    attacker=ATTACKER,
+                    success=float(np.median(near)),
+                    chance=float(np.median(mean)),
+                    unit="cosine",
+                    margin=0.25 if gone > 1 else 0.02,
+                    note=f"{gone} of {count} gone after round {LEFT_AFTER - 1}",
+                    keys="round",
+                    devices=count,
+                )
+            )
+    return found
