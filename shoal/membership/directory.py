@@ -60,8 +60,8 @@ WAIT_S: Final = 2.0
 BUSY_HINT: Final = "end `shoal-edge run` or `shoal-aggregator serve` there first"
 
 DAMAGED_HINT: Final = (
-    "check that this is the program's directory; if so, join again with a grant that shoal-fleet add-device or "
-    "add-aggregator makes for the card there"
+    "check that this is the program's directory; if so, join again with a grant that shoal-fleet add-device, "
+    "add-aggregator or add-keeper makes for the card there"
 )
 
 OTHER_VERSION_HINT: Final = (

@@ -69,7 +69,7 @@ def init(
 
 @app.command()
 def show(directory: Directory, json: AsJson = False) -> None:
-    """Print the owner's fingerprint, the roster with its expiry and members, and each run with its mask mode."""
+    """Print the owner's fingerprint, the roster with its expiry and members, the keepers, and each run with its mask mode."""
     from crypto.seal.identity import fingerprint
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 
@@ -99,6 +99,8 @@ def show(directory: Directory, json: AsJson = False) -> None:
     for device in roster.devices:
         gone = " revoked" if device.name in roster.revoked else ""
         say(f"{device.name} {fingerprint(device)}{gone} {roster.labels_of(device.name)}".rstrip())
+    for keeper in fleet.keepers:
+        say(f"keeper {keeper.name} {fingerprint(keeper)}")
     for r in runs:
         say(summary_line(r))
 

@@ -39,7 +39,8 @@ def signed_plans(fleet: FleetDirectory, complain: Callable[[str], None], *, turn
 def summary(plan: RunPlan) -> dict[str, Any]:
     """Return the fields of a plan that `shoal-fleet show` prints."""
     chosen = {name: getattr(plan.recipe, name) for name in knobs(Recipe)}
-    return {"run": plan.run, "algorithm": plan.recipe.algorithm, **chosen}
+    keeper = "" if plan.keeper is None else plan.keeper.name
+    return {"run": plan.run, "algorithm": plan.recipe.algorithm, "keeper": keeper, **chosen}
 
 
 def summary_line(r: Mapping[str, Any]) -> str:
@@ -50,5 +51,7 @@ def summary_line(r: Mapping[str, Any]) -> str:
     rule = f", robust {r['robust']}"
     ways = {r["precision_up"], r["precision_down"]}
     thin = "" if ways == {"float32"} else f", {r['precision_up']} up, {r['precision_down']} down"
+    named = f", for {r['only']} only" if r["only"] else ""
+    named += f", keeper {r['keeper']}" if r["keeper"] else ""
     weights = f"{r['weighting']}{cap if r['weighting'] == 'samples' else ''}"
-    return f"run {r['run']}: {what}, weighting {weights}{rule}{blur}{thin}"
+    return f"run {r['run']}: {what}, weighting {weights}{rule}{blur}{thin}{named}"

@@ -10,6 +10,7 @@ from aggregator.keeper import daemon
 from aggregator.keeper.cli import app
 from aggregator.keeper.memory import KeeperMemory
 from shoal.errors import NotEnrolledError
+from shoal.owner.cli.main import app as owner
 from shoal.owner.keys.directory import FleetDirectory
 from tests.helpers.plans import run_plan
 
@@ -24,6 +25,7 @@ def test_a_keeper_joins(tmp_path):
     found = RUN.invoke(app, ["join", str(directory), str(grant), "--owner", fleet.fingerprint, "--json"])
     assert json.loads(found.stdout)["data"] == {"fleet": "reef", "keeper": "keeper"}
     assert [keeper.name for keeper in fleet.keepers] == ["keeper"]
+    assert "\nkeeper keeper " in RUN.invoke(owner, ["show", str(fleet.path)]).stdout
 
 
 def test_status_lists_what_was_opened(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from crypto.seal.identity import Identity, sign_document
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.run_list import signed_plans, summary
+from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 from shoal.owner.keys.vault import run_file
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
@@ -62,4 +62,13 @@ def test_file_of_no_run_is_skipped(fleet):
 def test_summary():
     plan = run_plan(run=5, rounds=7, min_contributors=3, weighting="uniform", norm_noise=0.1, mode="rotation")
     chosen = {name: getattr(plan.recipe, name) for name in knobs(Recipe)}
-    assert summary(plan) == {"run": 5, "algorithm": "fedavg", **chosen}
+    assert summary(plan) == {"run": 5, "algorithm": "fedavg", "keeper": "", **chosen}
+
+
+def test_a_line_names_devices_and_keeper():
+    """A run for some devices names their label, and one with a keeper that keeper; others neither."""
+    every = summary(run_plan())
+    assert not {"only", "keeper"} & set(summary_line(every).split())
+    assert summary_line({**every, "only": "site=berlin", "keeper": "box"}).endswith(
+        ", for site=berlin only, keeper box"
+    )
