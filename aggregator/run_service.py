@@ -281,6 +281,10 @@ class RunService:
         """Put an order of the owner in force; the caller has made it durable."""
         self._now_s, self._order = now_s, order
         self._obey(order)
+        if order is Order.STOP_NOW and self._opener is not None and self._again_s < math.inf:
+            # The close that waits for the keeper, which may be lost, goes on without it.
+            self._again_s = now_s
+            self._close_again(now_s)
 
     def _obey(self, order: Order) -> None:
         if WORDS[order] != self._said:
@@ -543,6 +547,8 @@ class RunService:
         """Close the round on a worker's thread; the plan's workers may be missing, or be lost on the way."""
         if self._shards is not None:
             self._shards.round = recorded.round
+        if self._opener is not None:
+            self._opener.given_up = self._order is Order.STOP_NOW
 
         def advance() -> Transition | ShardsUnavailableError | NumericsError:
             try:
@@ -565,7 +571,8 @@ class RunService:
 
     def _close_again(self, now_s: float) -> None:
         """Close the round once more if a worker was missing: nothing has changed by the first attempt."""
-        if self._again is not None and now_s >= self._again_s and not self._messages.absent:
+        alone = self._opener is not None and self._order is Order.STOP_NOW
+        if self._again is not None and now_s >= self._again_s and (alone or not self._messages.absent):
             self._close(*self._again)
 
     def _on_computed(self, transition: Transition | ShardsUnavailableError | NumericsError) -> None:

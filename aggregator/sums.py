@@ -66,6 +66,9 @@ class CellOpener:
         directory: of the run.
         roster: returns the owner's newest.
         ask: sends an encoded request to the keeper; any thread may call it.
+
+    Attributes:
+        given_up: whether rounds close without the keeper, and so without an update: the owner has stopped the run at once.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class CellOpener:
         self._path = directory / REQUEST_FILE
         self._roster = roster
         self._ask = ask
+        self.given_up = False
         self._asked = b""
         self._answer: tuple[CellSums, memoryview] | None = None
         self._recent: list[list[frozenset[bytes]]] = []
@@ -96,6 +100,8 @@ class CellOpener:
         Raises:
             KeeperAwaitedError: the keeper has to answer first; it has been asked, and the same call continues.
         """
+        if self.given_up:
+            return OpenedCells((), (not_opened(round_, updates, "the owner has stopped the run without the keeper"),))
         request = self._kept(round_)
         if request is None:
             request = self._request(round_, nonce, updates)

@@ -76,8 +76,8 @@ WORKER_HINT: Final = (
     "take the run's file out of the aggregator's runs directory, and have the owner add the new worker and sign another run"
 )
 KEEPER_HINT: Final = (
-    "start it again: shoal-keeper serve DIR. If its disk or its keys are lost, take the run's file out of the aggregator's runs "
-    "directory, and have the owner name a keeper with new keys in another run"
+    "start it again: shoal-keeper serve DIR. If its disk or its keys are lost: shoal-fleet run stop --now, and name a keeper "
+    "with new keys in another run"
 )
 DOUBTED_HINT: Final = (
     "`shoal-edge status` there has the figures: check labels and scales; then more rounds, another --local lr=, or "

@@ -12,6 +12,7 @@ import aggregator.sums
 import edge_client.learning.update
 from aggregator.keeper.memory import KeeperMemory
 from crypto.sums.ring import hidden
+from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
 
@@ -120,3 +121,23 @@ def test_round_waits_for_the_keeper(tmp_path, stages):
         fleet.revive_keeper()
         fleet.run(120)
         assert fleet.finished
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_owner_stops_a_run_without_keeper(tmp_path, stages, restarted):
+    """`run stop --now` needs no keeper: the open round changes nothing, and all end with the models of the one before."""
+    with fleet_of(tmp_path, stages, rounds=20) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 2, 60)
+        fleet.kill_keeper()
+        with pytest.raises(LoopbackError, match="keeper"):
+            fleet.run(30)
+        before = fleet.closed()
+        assert fleet.ask(RequestAction.STOP, run=fleet.plan.run, now=True).answer is not None
+        if restarted:
+            fleet.kill_aggregator()
+            fleet.revive_aggregator()
+        fleet.run(200)
+        *_, last, final = (r["round"] for r in fleet.records())
+        assert before < last <= before + 2
+        assert final == fleet.plan.recipe.rounds + 1
+        assert len(set(thetas(fleet).values())) == 1
