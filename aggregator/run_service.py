@@ -215,6 +215,11 @@ class RunService:
         self._roster_sent = membership.roster_bytes
         self._members = membership.roster.only(run.recipe.only)
 
+    @property
+    def _without_keeper(self) -> bool:
+        """Whether the owner has stopped a run with a keeper at once: its rounds close without the keeper."""
+        return self._opener is not None and self._order is Order.STOP_NOW
+
     def _opener_of(self, signed: bytes) -> CellOpener | None:
         """Return what opens the sums of a run with a keeper; None for another run."""
         if self._run.keeper is None:
@@ -281,7 +286,7 @@ class RunService:
         """Put an order of the owner in force; the caller has made it durable."""
         self._now_s, self._order = now_s, order
         self._obey(order)
-        if order is Order.STOP_NOW and self._opener is not None and self._again_s < math.inf:
+        if self._without_keeper and self._again_s < math.inf:
             # The close that waits for the keeper, which may be lost, goes on without it.
             self._again_s = now_s
             self._close_again(now_s)
@@ -548,7 +553,7 @@ class RunService:
         if self._shards is not None:
             self._shards.round = recorded.round
         if self._opener is not None:
-            self._opener.given_up = self._order is Order.STOP_NOW
+            self._opener.given_up = self._without_keeper
 
         def advance() -> Transition | ShardsUnavailableError | NumericsError:
             try:
@@ -571,8 +576,7 @@ class RunService:
 
     def _close_again(self, now_s: float) -> None:
         """Close the round once more if a worker was missing: nothing has changed by the first attempt."""
-        alone = self._opener is not None and self._order is Order.STOP_NOW
-        if self._again is not None and now_s >= self._again_s and (alone or not self._messages.absent):
+        if self._again is not None and now_s >= self._again_s and (self._without_keeper or not self._messages.absent):
             self._close(*self._again)
 
     def _on_computed(self, transition: Transition | ShardsUnavailableError | NumericsError) -> None:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from aggregator.rounds.closing import OpenedCells
 from aggregator.rounds.screening import NORM_LIMIT_RATIO
 from aggregator.shards.calculation import ShardsUnavailableError
 from aggregator.strategies.base import ClientUpdate, Event
@@ -32,7 +32,7 @@ from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.sums import MOST_CELLS, Cell, CellFigures, CellSums, OpenCells, device_id, fitted
+from shoal.protocol.sums import MOST_CELLS, REMEMBERED, Cell, CellFigures, CellSums, OpenCells, device_id, fitted
 from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:
@@ -48,14 +48,6 @@ HIDING: Final = "left out, so that neither a sum nor a difference of sums is of 
 
 class KeeperAwaitedError(ShardsUnavailableError):
     """The keeper was asked, and has not answered yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedCells:
-    """What a round is closed on: stand-ins for the updates in a sum, in the order given, and events about the others."""
-
-    updates: tuple[ClientUpdate, ...]
-    events: tuple[Event, ...] = ()
 
 
 class CellOpener:
@@ -178,7 +170,7 @@ class CellOpener:
                     events.append(not_opened(round_, given, str(error)))
                     continue
             stand_ins |= {update.device: stand_in(update, mean, figures, at) for at, update in enumerate(given)}
-        self._recent = [*self._recent, cells]
+        self._recent = [*self._recent, cells][-REMEMBERED:]
         left = [update for update in updates if update.device not in stand_ins]
         told_of = {name for event in events for name in event.detail["devices"]}
         silent = [update for update in left if update.device not in told_of]

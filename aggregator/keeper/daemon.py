@@ -56,6 +56,10 @@ class KeeperDaemon(HelperDaemon):
         super().__init__(config, directory)
         self._service = KeeperService(self.membership, self.transport, self.birth)
 
+    def subscribe(self) -> None:
+        """Subscribe to what a keeper reads."""
+        self._service.subscribe()
+
     def handle(self, event: TransportEvent) -> None:
         """Hand an event to the service."""
         self._service.on_event(event, time.monotonic())

@@ -1,4 +1,4 @@
-"""What a keeper has opened: one file, replaced as a whole before each answer leaves.
+"""The requests that a keeper has answered: one file, replaced as a whole before each answer leaves.
 
 The file is made with the keeper's keys. A keeper without it refuses to serve: it could open a second partition of a round.
 """

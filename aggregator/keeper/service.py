@@ -58,10 +58,14 @@ class KeeperService:
 
     def start(self) -> None:
         """Subscribe, and say that the keeper is there."""
+        self.subscribe()
+        self._tell_presence()
+
+    def subscribe(self) -> None:
+        """Subscribe to the owner's keys, the roster and the aggregator's requests."""
         self._grants.subscribe(self._transport)
         self._transport.subscribe(self._topics.filter(TopicKind.ROSTER))
         self._transport.subscribe(self._topics.filter(TopicKind.JOB, self._membership.identity.name))
-        self._tell_presence()
 
     def _tell_presence(self) -> None:
         topic, payload = presence_of(self._membership, self._birth, online=True)

@@ -44,22 +44,18 @@ class Watched:
     apart: Standings = field(default_factory=Standings)
 
 
-class OpenedUpdates(Protocol):
-    """What `Opener` returns: stand-ins for updates, in order of their devices."""
+@dataclass(frozen=True, slots=True)
+class OpenedCells:
+    """The stand-ins that a round is closed on, in order of their devices, and events about updates without one."""
 
-    @property
-    def updates(self) -> tuple[ClientUpdate, ...]:
-        """The stand-ins."""
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """Events about updates without one."""
+    updates: tuple[ClientUpdate, ...]
+    events: tuple[Event, ...] = ()
 
 
 class Opener(Protocol):
     """Opens the sums of a round's updates in a run with a keeper; see `aggregator.sums`."""
 
-    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], /) -> OpenedUpdates:
+    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], /) -> OpenedCells:
         """Return the stand-ins of updates, which are in order of their devices."""
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -61,7 +62,7 @@ class _Stop(Exception):  # noqa: N818 - a request, not an error
     """The program was asked to stop."""
 
 
-class HelperDaemon:
+class HelperDaemon(ABC):
     """The program of a worker or a keeper on a real broker: connection, presence, the owner's keys, the loop.
 
     Args:
@@ -77,7 +78,6 @@ class HelperDaemon:
         self.membership = WorkerMembership(directory)
         self.birth = time.time_ns()
         self.inbox = Inbox()
-        self.grants = GrantInbox(self.membership)
         self._refusals = Refusals(LOG)
         address = BrokerAddress.of(config, self.membership.grant)
         name, will = self.membership.identity.name, presence_of(self.membership, self.birth, online=False)
@@ -102,13 +102,10 @@ class HelperDaemon:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.inbox.put(None))
-        topics, name = Topics(self.membership.fleet), self.membership.identity.name
-        self.grants.subscribe(self.transport)
-        for kind, own in ((TopicKind.JOB, name), (TopicKind.ROSTER, "")):
-            self.transport.subscribe(topics.filter(kind, own))
+        self.subscribe()
         self.transport.start(require=True)
         self.tell_presence(online=True)
-        LOG.info("serving", extra={"kv": {"fleet": self.membership.fleet, "name": name}})
+        LOG.info("serving", extra={"kv": {"fleet": self.membership.fleet, "name": self.membership.identity.name}})
         self._manager.ready("connected")
         try:
             while True:
@@ -147,14 +144,18 @@ class HelperDaemon:
             topic = event.topic if isinstance(event, Message) else ""
             self._refusals.tell(topic, reason_of(error), error.hint, time.monotonic())
 
+    @abstractmethod
+    def subscribe(self) -> None:
+        """Subscribe to what the party reads from its start on."""
+
+    @abstractmethod
     def handle(self, event: TransportEvent) -> None:
         """Handle one event of the transport."""
-        raise NotImplementedError
 
-    def tick(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:  # noqa: B027 - a keeper has no such work
         """Do the work that is due at ``now_s``."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nor files that stay open
         """Release files and threads."""
 
 
@@ -166,9 +167,15 @@ class WorkerDaemon(HelperDaemon):
         self._config = config
         self._topics = Topics(self.membership.fleet)
         self._chunks = Reassembler()
+        self._grants = GrantInbox(self.membership)
         self._service: WorkerService | None = None
         self._sender: BlockSender | None = None
         self._jobs = ThreadWorkers(self.inbox.put, "shoal-sums")
+
+    def subscribe(self) -> None:
+        """Subscribe to the owner's keys and the coordinator's orders; the run that is served subscribes to the rest."""
+        self._grants.subscribe(self.transport)
+        self.transport.subscribe(self._topics.filter(TopicKind.JOB, self.membership.identity.name))
 
     def handle(self, event: TransportEvent) -> None:
         """Hand an event to the run that is served, or begin the one that it orders."""
@@ -179,7 +186,7 @@ class WorkerDaemon(HelperDaemon):
         elif (
             isinstance(event, Message)
             and event.payload
-            and not self.grants.take(event.topic, event.payload, time.monotonic())
+            and not self._grants.take(event.topic, event.payload, time.monotonic())
         ):
             self._look_for_order(event)
 

@@ -148,7 +148,7 @@ def carry_out(
         score = context.backend.score(theta, test.x, test.y)
         correct, tested = score.correct, score.count
     body: list[bytes | memoryview] = []
-    pad = os.urandom(SEED_BYTES)
+    pad = _pad(context.plan)
     norm, model_norm, nearest = 0.0, 0.0, 0
     private: Float32Vector | None = None
     left: Float32Vector | None = None
@@ -229,7 +229,7 @@ def report_statistics(
     """Return the upload of the device's statistics ``vector``, (d,) float32, masked like an update."""
     if context.plan.recipe.norm_noise:
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
-    pad = os.urandom(SEED_BYTES)
+    pad = _pad(context.plan)
     body = [_encoded(context, vector, announcement.round, assignment.phase, pad).body]
     model, norm = assignment.candidates[0], float(np.linalg.norm(vector))
     return Finished(sealed_upload(context, announcement, assignment, model, body, pad=pad, norm=norm), model, 0.0, 0, 0)
@@ -249,6 +249,11 @@ def _train(
     return training.train(
         theta, context.samples_for(model).train, recipe, context.backend, order, round_ - 1, cancelled
     )
+
+
+def _pad(plan: RunPlan) -> bytes:
+    """Return the seed of the pad on one update, drawn for it; zeros in a run without a keeper, which pads nothing."""
+    return bytes(SEED_BYTES) if plan.keeper is None else os.urandom(SEED_BYTES)
 
 
 def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes) -> Encoded:

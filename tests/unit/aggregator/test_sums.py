@@ -201,3 +201,12 @@ def test_other_answers_are_ignored(keeper):
     keeper.opener._answer = None
     keeper.opener.take(dataclasses.replace(told, request=bytes(32)), memoryview(b""))
     assert not keeper.opener.answered
+
+
+def test_requests_count_as_at_the_keeper(keeper):
+    """A set that may not be opened beside the first one may again after ten others."""
+    first, other = NAMES[:11], NAMES[:8]
+    for round_, names in enumerate((first, *[other] * 10, NAMES), 1):
+        opened = keeper.open([update(name, values(at), round_=round_) for at, name in enumerate(names)], round_)
+        assert [u.device for u in opened.updates] == list(names)
+    assert keeper.opener._recent == keeper.memory.recent
