@@ -80,7 +80,7 @@ def test_three_devices_train_to_the_end(stage):
 @pytest.mark.long
 def test_killed_devices_lose_nothing(stage):
     """Twenty times a device is killed, at a random moment, and started again."""
-    rounds, draw = 100, random.Random(7)
+    rounds, draw = 300, random.Random(7)
     run = begin(stage, rounds)
     for _ in range(20):
         name = draw.choice(tuple(DATA))
