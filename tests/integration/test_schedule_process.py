@@ -66,6 +66,8 @@ def test_runs_follow_while_the_owner_is_away(tmp_path, count, runs, every_s):
             if run == 2:
                 stage.stop(names[0], signal.SIGKILL)
                 stage.start_device(names[0], tmp_path / f"{names[0]}.npz")
+                broker.kill()
+                broker.start()
         done = calls.call("shoal-fleet", ["schedule", "list", str(stage.fleet.path), "--json"], tmp_path, {}, "")
         told = json.loads(done.out)["data"]
         assert (told["begun"], told["waits"]) == (runs, f"all of its {runs} runs have begun")

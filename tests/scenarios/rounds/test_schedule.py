@@ -14,6 +14,7 @@ from shoal.protocol.requests import Outcome, RequestAction
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import FULL_BATCH, aggregator_identity, make_fleet, reasons, tell, thetas
 from tests.helpers.plans import a_recipe
+from tests.scenarios.hostile.lying_devices import Liar, lies_of, paths
 
 DAY_S = 24 * 3600
 
@@ -186,3 +187,27 @@ def test_another_run_ends_the_order(fleet):
     assert fleet.standing.entry().waits == "ended by run 5"
     fleet.rest(DAY_S)
     assert offer(fleet, late) == {5}
+
+
+HELD = [row for row in paths() if row.startswith("ModelsHeld.")]
+
+
+@pytest.mark.parametrize("row", HELD)
+def test_one_device_lies_about_its_models(fleet, row):
+    """Whatever one of three says of the models that it holds, the next run begins in time, with those of the run before."""
+    ended_s, before = fleet.now_s, told_of(fleet)
+    liar = sorted(fleet.devices)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        told = Liar(patch, liar)
+        for lie in lies_of(row):
+            told.lie = lie
+            fleet.kill_device(liar)
+            fleet.revive_device(liar)
+            fleet.settle()
+        assert told.told
+        next_run(fleet)
+    assert DAY_S <= fleet.now_s - ended_s < 2 * DAY_S
+    package = package_of(fleet, 2)
+    assert (package.turn, package.before, package.transcript) == (1, before.run, before.transcript)
+    honest = {theta for name, theta in thetas(fleet).items() if name != liar}
+    assert len(honest) == 1
