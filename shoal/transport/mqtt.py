@@ -247,10 +247,12 @@ class MqttTransport:
 
         Raises:
             WireError: the packet is above MAX_PACKET_BYTES or the broker's limit, the topic is not publishable, the queue
-                is full, or the transport is closed.
+                is full, or the transport is closed. What is published between a takeover and `TakenOver` is dropped.
         """
         check_publish(topic, payload, self._link.max_packet_bytes)
         with self._lock:
+            if self._taken_over:
+                return
             if self._closing:
                 raise WireError("the transport is closed")
             if self._waiting_bytes + len(payload) > self._max_queued_bytes:

@@ -120,6 +120,8 @@ def test_takeover_code_is_believed_at_once(
     assert events.get(timeout=5) == Connected(session_present=False)
     assert events.get(timeout=5) == TakenOver()
     assert len(one.versions) == 1
+    transport.publish("t", b"the program has not heard of it yet")
+    assert not transport.pending()
 
 
 def test_other_reason_is_no_takeover(
