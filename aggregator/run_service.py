@@ -53,6 +53,7 @@ from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_w
 from aggregator.status.watch import FleetWatch, run_facts
 from aggregator.storage.means import StoredMean
 from aggregator.storage.store import Store, readable
+from aggregator.strategies.base import Looking, inner_of
 from aggregator.strategies.registry import make_strategy
 from aggregator.sums import CellOpener, KeeperAwaitedError
 from aggregator.uploads.uploads import Uploads
@@ -144,11 +145,12 @@ class RunService:
         self._numerics = workers.numerics
         self.watch = watch or FleetWatch()
         self._membership = membership
-        self._run, self._package = run, package
+        self._run = run
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
         average, parts = StoredMean(run, backend, self._store.directory), decode(package, RunPackage)
+        self._package = package if not parts.deals else encode(dataclasses.replace(parts, deals=()))
         self._before = parts.before, parts.transcript
         self._engine = Engine(
             run,
@@ -159,7 +161,7 @@ class RunService:
         )
         self._shards: Shards | None = None
         self._long_work = LONG_WORK if run.keeper is None else 1
-        signed = encode(dataclasses.replace(parts, task=b"", origins=b""))
+        signed = encode(dataclasses.replace(parts, task=b"", origins=b"", deals=()))
         self._messages = WorkerMessages(
             run,
             membership,
@@ -169,7 +171,7 @@ class RunService:
             on_sums=self._on_sums,
             clock=self.watch.clock,
         )
-        self._opener = self._engine.opener = self._opener_of(signed)
+        self._opener = self._engine.opener = self._opener_of(parts)
         if run.workers:
             if link is None:
                 raise UsageError(
@@ -220,12 +222,21 @@ class RunService:
         """Whether the owner has stopped a run with a keeper at once: its rounds close without the keeper."""
         return self._opener is not None and self._order is Order.STOP_NOW
 
-    def _opener_of(self, signed: bytes) -> CellOpener | None:
-        """Return what opens the sums of a run with a keeper; None for another run."""
+    def _opener_of(self, parts: RunPackage) -> CellOpener | None:
+        """Return what opens the sums of a run with a keeper, and lets its strategy look; None for another run."""
         if self._run.keeper is None:
             return None
-        ask = self._messages.ask_keeper
-        return CellOpener(self._run, signed, self._store.directory, lambda: self._membership.roster, ask)
+        opener = CellOpener(
+            self._run,
+            encode(dataclasses.replace(parts, task=b"", origins=b"", deals=())),
+            self._store.directory,
+            lambda: self._membership.roster,
+            self._messages.ask_keeper,
+        )
+        strategy = inner_of(self._engine.strategy)
+        if self._run.looks and isinstance(strategy, Looking):
+            strategy.look = opener.look_with(parts.deals, self._membership)
+        return opener
 
     @property
     def plan(self) -> RunPlan:

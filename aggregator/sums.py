@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from aggregator.looks import Looks, opened_seed
 from aggregator.rounds.closing import OpenedCells
 from aggregator.rounds.screening import NORM_LIMIT_RATIO
 from aggregator.shards.calculation import ShardsUnavailableError
-from aggregator.strategies.base import ClientUpdate, Event
+from aggregator.strategies.base import ClientUpdate, Event, Parts
 from crypto.seal.envelope import read_head
 from crypto.sums.ring import WORD_BYTES, mean_of, unit_of
 from shoal import limits
@@ -36,6 +37,8 @@ from shoal.protocol.sums import MOST_CELLS, REMEMBERED, Cell, CellFigures, CellS
 from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:
+    from aggregator.membership import AggregatorMembership
+    from aggregator.strategies.base import LookAt
     from shoal.protocol.documents import Roster, RunPlan
     from shoal.types import Float32Vector
 
@@ -72,31 +75,66 @@ class CellOpener:
         self._ask = ask
         self.given_up = False
         self._asked = b""
-        self._answer: tuple[CellSums, memoryview] | None = None
+        self._round = 0
+        self._answers: dict[bytes, tuple[CellSums, memoryview]] = {}
+        self.looks: Looks | None = None
         self._recent: list[list[frozenset[bytes]]] = []
         self._unit = unit_of(run.recipe.norm_limit, run.length, run.most_summed)
 
     @property
     def answered(self) -> bool:
         """Whether the keeper has answered the last request."""
-        return self._answer is not None
+        return self._asked in self._answers
 
     def take(self, told: CellSums, body: memoryview) -> None:
         """Take an answer of the keeper; an answer to an earlier request is ignored."""
         if told.request == self._asked:
-            self._answer = told, body
+            self._answers[told.request] = told, body
 
-    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate]) -> OpenedCells:
+    def look_with(self, deals: Sequence[bytes], membership: AggregatorMembership) -> LookAt:
+        """Return what looks at updates of the run, with the owner's ``deals`` (`shoal.protocol.documents.RunPackage`).
+
+        Raises:
+            UntrustedError: the owner has not dealt them for this aggregator.
+        """
+        self.looks = Looks(
+            self._run,
+            signed=self._signed,
+            seed=opened_seed(self._run, deals, membership),
+            deals=deals[1:],
+            directory=self._path.parent,
+            ask=lambda request: self._answer_to(request)[0],
+        )
+        return self.looks.at
+
+    def open(
+        self,
+        round_: int,
+        nonce: bytes,
+        updates: Sequence[ClientUpdate],
+        cells: Parts = lambda _given: {},
+    ) -> OpenedCells:
         """Return the stand-ins for a round's updates.
+
+        Args:
+            round_: the round.
+            nonce: the round's.
+            updates: of the round, in order of their devices.
+            cells: returns the parts in which updates of one model are opened, by device; none opens each model as one.
 
         Raises:
             KeeperAwaitedError: the keeper has to answer first; it has been asked, and the same call continues.
         """
         if self.given_up:
             return OpenedCells((), (not_opened(round_, updates, "the owner has stopped the run without the keeper"),))
+        if round_ != self._round:
+            self._round, self._answers = round_, {}
+        if self.looks is not None:
+            self.looks.begin(round_, nonce)
+        parts = cells(updates)
         request = self._kept(round_)
         if request is None:
-            request = self._request(round_, nonce, updates)
+            request = self._request(round_, nonce, updates, parts)
         while request is not None:
             told, body = self._answer_to(request)
             if told.cells:
@@ -107,7 +145,7 @@ class CellOpener:
                 return OpenedCells((), (not_opened(round_, updates, f"the keeper refuses: {told.refused}"),))
             self._recent = recent or self._recent
             updates, named = left, [u for u in updates if u.device in told.false]
-            request = self._request(round_, nonce, left)
+            request = self._request(round_, nonce, left, parts)
             if named and request is None:
                 return OpenedCells((), (not_opened(round_, named, "its share for the keeper is false"),))
         return OpenedCells((), (not_opened(round_, updates, HIDING),))
@@ -119,14 +157,16 @@ class CellOpener:
         request = decode(read_private(self._path), OpenCells)
         return request if (request.run_id, request.round) == (self._run.run_id, round_) else None
 
-    def _request(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate]) -> OpenCells | None:
+    def _request(
+        self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], parts: Mapping[str, int]
+    ) -> OpenCells | None:
         """Make a request and store it; None if no cell can be opened."""
         members = {u.device: self._roster().device(u.device) for u in updates}
         ids = {device: device_id(member) for device, member in members.items() if member is not None}
         known = [u for u in updates if u.device in ids]
         cells = tuple(
             Cell(given[0].phase, given[0].model, given[0].vector is not None, tuple(u.share for u in given))
-            for given in chosen_cells(known, ids, self._recent, self._run, nonce, most=self._run.most_summed)
+            for given in chosen_cells(known, ids, self._recent, self._run, nonce, self._run.most_summed, parts)
         )
         if not cells:
             return None
@@ -137,12 +177,11 @@ class CellOpener:
     def _answer_to(self, request: OpenCells) -> tuple[CellSums, memoryview]:
         encoded = encode(request)
         digest = sha256(encoded)
-        if self._asked != digest:
-            self._asked, self._answer = digest, None
-        if self._answer is None:
+        if digest not in self._answers:
+            self._asked = digest
             self._ask(encoded)
             raise KeeperAwaitedError(f"the keeper {self._keeper} has not answered")
-        return self._answer
+        return self._answers[digest]
 
     @property
     def _keeper(self) -> str:
@@ -196,8 +235,8 @@ def chosen_cells(
     recent: Sequence[Sequence[frozenset[bytes]]],
     run: RunPlan,
     nonce: bytes,
-    *,
     most: int,
+    parts: Mapping[str, int],
 ) -> list[list[ClientUpdate]]:
     """Return the updates of each cell of a round that may be opened, in order of their devices.
 
@@ -208,10 +247,12 @@ def chosen_cells(
         run: the owner's plan.
         nonce: the round's, by which devices are drawn that are left out.
         most: most updates in a cell.
+        parts: see `CellOpener.open`.
     """
-    groups = defaultdict[tuple[int, int, bool], dict[bytes, ClientUpdate]](dict)
+    groups = defaultdict[tuple[int, int, bool, int], dict[bytes, ClientUpdate]](dict)
     for update in updates:
-        groups[update.phase, update.model, update.vector is not None][ids[update.device]] = update
+        key = update.phase, update.model, update.vector is not None, parts.get(update.device, -1)
+        groups[key][ids[update.device]] = update
     least = max(limits.LEAST_CELL, run.recipe.min_contributors)
     keys = sorted((k for k, cell in groups.items() if len(cell) >= least), key=lambda k: (-len(groups[k]), k))
     wanted = [_most(groups[k], most, nonce) for k in keys[:MOST_CELLS]]
@@ -233,7 +274,7 @@ def _most(devices: Iterable[bytes], most: int, nonce: bytes) -> frozenset[bytes]
 def stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:
     """Return an update with the mean and the figures of its cell in place of its own.
 
-    The counts of a cell are divided among its devices by their ``place``, so that their sum is the cell's.
+    The counts and the margins of a cell are divided among its devices by their ``place``.
     """
 
     def part(total: int) -> int:
@@ -242,11 +283,13 @@ def stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigu
     return dataclasses.replace(
         update,
         vector=mean,
-        norm=0.0 if mean is None else figures.norm,
+        norm=0.0 if mean is None else figures.longest,
         loss=figures.loss,
         samples=1,
         tested=part(figures.tested),
         correct=part(figures.correct),
+        margins=tuple(margins[place] for margins in figures.margins),
+        summed=True,
     )
 
 

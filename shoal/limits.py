@@ -193,6 +193,12 @@ MAX_STATISTICS: Final = 512
 PART_BLOCK: Final = 16
 """Coordinates between two places where a vector may be cut into parts: 64 bytes of float32, a line of a processor's cache."""
 
+MAX_LOOKS: Final = 1000
+"""Most looks of a run with a keeper, or of all runs of an order: each adds 16 KB to the run's file."""
+SKETCH_WORDS: Final = 512
+"""Numbers of 32 bits in the sketch of an update, in a run with looks: cosines of it have a standard error of at most 0.045."""
+MOST_LOOKED: Final = 64
+"""Most updates that one look compares."""
 LEAST_CELL: Final = 3
 """Fewest devices in a sum of a run with a keeper, whatever the plan says: of two, each could subtract its own."""
 

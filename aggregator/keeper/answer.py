@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING
+from statistics import median, mode
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import Member, Roster, RunPlan
 
 
+NAMED_TWICE: Final = "a device is named twice"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a request gets.
@@ -64,7 +67,15 @@ class Answer:
             yield total
 
 
-def answered(request: OpenCells, plan: RunPlan, *, roster: Roster, identity: Identity, memory: KeeperMemory) -> Answer:
+def answered(
+    request: OpenCells,
+    plan: RunPlan,
+    *,
+    roster: Roster,
+    identity: Identity,
+    memory: KeeperMemory,
+    owner_key: bytes = b"",
+) -> Answer:
     """Return the answer to a request of the aggregator.
 
     Args:
@@ -73,6 +84,7 @@ def answered(request: OpenCells, plan: RunPlan, *, roster: Roster, identity: Ide
         roster: the owner's newest.
         identity: the keeper's.
         memory: what it has opened.
+        owner_key: has signed the numbers for looks.
 
     Raises:
         UntrustedError: the request is of another run than its plan, or the plan names another keeper: it gets no answer.
@@ -85,6 +97,15 @@ def answered(request: OpenCells, plan: RunPlan, *, roster: Roster, identity: Ide
     if false:
         return Answer(dataclasses.replace(told, false=tuple(false)), memory)
     cells = [frozenset(device_id(member) for member, _ in cell) for cell in opened]
+    if request.look is not None:
+        if len(cells) > 1 or len(cells[0]) < len(opened[0]):
+            reason = "a look at several cells" if len(cells) > 1 else NAMED_TWICE
+            return Answer(dataclasses.replace(told, refused=reason), memory)
+        from aggregator.keeper.looks import looked  # only looks pay for the strategies and what they load
+
+        return Answer(
+            *looked(request, plan, opened[0], told=told, memory=memory, identity=identity, owner_key=owner_key)
+        )
     reason = _refusal(request, plan, cells, digest, memory)
     if reason:
         recent = tuple(tuple(tuple(sorted(c)) for c in before) for before in memory.recent)
@@ -110,7 +131,7 @@ def _refusal(
     if any(len(cell) < least for cell in cells):
         return f"a cell of {min(map(len, cells))} devices, and {least} are needed"
     if len(frozenset().union(*cells)) < sum(len(cell.shares) for cell in request.cells):
-        return "a device is named twice"
+        return NAMED_TWICE
     if not allowed(cells, memory.recent):
         return f"the cells differ too little from those of the last {REMEMBERED} openings"
     return ""
@@ -129,6 +150,9 @@ def _open_shares(
                 shares.append(_share(sealed, cell, request, plan, roster, identity))
             except ShoalError:
                 false.append(_sender(sealed))
+        # All of a cell were asked for as many margins.
+        usual = mode(len(share.figures.margins) for _, share in shares) if shares else 0
+        false += [member.name for member, share in shares if len(share.figures.margins) != usual]
         found.append(shares)
     return found, false
 
@@ -157,7 +181,8 @@ def _share(
     figures = share.figures
     if share.length not in (0, plan.length) or share.length != (plan.length if cell.trains else 0):
         raise UntrustedError(f"a share of {member.name} for {share.length} coordinates")
-    if abs(figures.loss) > limits.MAX_FIGURE or figures.correct > figures.tested or figures.norm < 0:
+    margins = any(abs(margin) > limits.MAX_MARGIN for margin in figures.margins)
+    if abs(figures.loss) > limits.MAX_FIGURE or figures.correct > figures.tested or figures.norm < 0 or margins:
         raise UntrustedError(f"figures of {member.name} that can't be")
     return member, share
 
@@ -170,4 +195,6 @@ def figures_of(figures: Sequence[Figures]) -> CellFigures:
         correct=sum(f.correct for f in figures),
         tested=sum(f.tested for f in figures),
         norm=float(median(f.norm for f in figures)),
+        longest=float(winsorised(np.array([f.norm for f in figures])).max()),
+        margins=tuple(tuple(sorted(place)) for place in zip(*(f.margins for f in figures), strict=True)),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.keeper.service import KeeperService
 from aggregator.shards import membership
-from aggregator.shards.daemon import HelperDaemon
+from aggregator.shards.helper import HelperDaemon
 from aggregator.shards.membership import WorkerMembership
 from shoal.errors import ShoalError
 from shoal.membership.doctor import local_checks, membership_checks

@@ -33,12 +33,29 @@ class Opened:
     cells: tuple[tuple[Fixed16, ...], ...]
 
 
+@message(171)
+@dataclass(frozen=True, slots=True)
+class LooksUsed:
+    """The looks of a run, or of a standing order, that have been used.
+
+    Attributes:
+        run_id: of the run, or of the order.
+        begun: SHA-256 of the first request of each.
+        ended: of the second one; zeros before it.
+    """
+
+    run_id: Fixed16 = bytes(16)
+    begun: tuple[Fixed32, ...] = ()
+    ended: tuple[Fixed32, ...] = ()
+
+
 @message(169)
 @dataclass(frozen=True, slots=True)
 class KeeperMemory:
-    """The last `REMEMBERED` requests that were answered, of all runs, the newest last."""
+    """The last `REMEMBERED` requests that were answered, of all runs, the newest last; and the newest run's looks."""
 
     opened: tuple[Opened, ...] = ()
+    looks: LooksUsed = LooksUsed()
 
     @property
     def recent(self) -> list[list[frozenset[bytes]]]:

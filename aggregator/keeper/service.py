@@ -105,16 +105,23 @@ class KeeperService:
         plan = open_package(decode(request.plan, RunPackage), member.owner_key)
         if plan.fleet != member.fleet:
             raise UntrustedError(f"a plan of fleet {plan.fleet!r}")
-        found = answered(request, plan, roster=member.roster, identity=member.identity, memory=self.memory)
+        found = answered(
+            request,
+            plan,
+            roster=member.roster,
+            identity=member.identity,
+            memory=self.memory,
+            owner_key=member.owner_key,
+        )
         if found.memory is not self.memory:
             found.memory.save(member.directory)
             self.memory = found.memory
         told, facts = found.message, {"run": plan.run, "round": request.round, "cells": len(request.cells)}
-        if told.refused or told.false:
+        if told.refused or (told.false and not told.partitions):
             reason = told.refused or f"false shares of {', '.join(told.false)}"
             LOG.warning("a request is refused", extra={"kv": {**facts, "reason": reason}})
         else:
-            LOG.info("opened", extra={"kv": facts})
+            LOG.info("opened" if request.look is None else "looked", extra={"kv": facts})
         body = bytearray()
         for pads in found.pads():
             body += pads.astype("<u4", copy=False).data.cast("B")

@@ -23,7 +23,7 @@ from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
-from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, of_one_round
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, Parts, RoundPlan, Strategy, of_one_round
 from aggregator.strategies.robust import RobustMean, Standings
 from shoal.protocol.documents import RunPlan
 from shoal.types import Float32Vector
@@ -55,8 +55,15 @@ class OpenedCells:
 class Opener(Protocol):
     """Opens the sums of a round's updates in a run with a keeper; see `aggregator.sums`."""
 
-    def open(self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], /) -> OpenedCells:
-        """Return the stand-ins of updates, which are in order of their devices."""
+    def open(
+        self,
+        round_: int,
+        nonce: bytes,
+        updates: Sequence[ClientUpdate],
+        cells: Parts,
+        /,
+    ) -> OpenedCells:
+        """Return the stand-ins of updates, which are in order of their devices; ``cells`` is `parts_of` for the strategy."""
 
 
 def close_round(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aggregator.rounds.state import EngineState, too_late
 from crypto.seal.identity import peek_document
 from shoal.errors import ShoalError
-from shoal.limits import MAX_FIGURE, MAX_MARGIN
+from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
 from shoal.protocol.states import Statement
@@ -110,12 +110,14 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
     # A device that holds no state to seal sends its update alone.
     if upload.attached > most_attached:
         return f"{upload.attached} bytes attached to the update"
-    if len(upload.margins) != (len(assignment.candidates) if assignment.margins else 0):
+    if len(upload.margins) != (len(assignment.candidates) if assignment.margins and run.keeper is None else 0):
         return f"{len(upload.margins)} margins"
     if upload.nearest not in (assignment.compare or (0,)):
         return f"nearest to model {upload.nearest}, which was not to be compared with"
     if bool(upload.share) != (run.keeper is not None):
         return f"a share for a keeper of {len(upload.share)} bytes"
+    if len(upload.sketch) != (4 * SKETCH_WORDS if run.looks and upload.length else 0):
+        return f"a sketch of {len(upload.sketch)} bytes"
     return ""
 
 

@@ -68,7 +68,7 @@ from aggregator.rounds.state import (
     opened,
     record_of,
 )
-from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, in_order
+from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, in_order, parts_of
 from aggregator.strategies.robust import RobustMean
 from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
@@ -412,7 +412,7 @@ class Engine:
         accepted, unopened = agreement.accepted, tuple[Event, ...]()
         opened: tuple[ClientUpdate, ...] | None = None
         if self.opener is not None:
-            cells = self.opener.open(plan.round, self.nonce(plan.round), accepted)
+            cells = self.opener.open(plan.round, self.nonce(plan.round), accepted, parts_of(self.strategy))
             accepted, opened, unopened = cells.updates, cells.updates, cells.events
         if plan.final:
             outcome = Outcome({c.device: c.model for c in agreement.accepted}, self._ended_by(state))

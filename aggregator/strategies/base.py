@@ -12,21 +12,23 @@ for an algorithm by its name, so a new algorithm overrides here the facts that d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Literal, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
+from aggregator.numerics.clustering import by_first_appearance
 from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.robust import winsorised
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.hints import wanted
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
+from shoal.protocol.sums import Partition
 from shoal.types import Float32Vector
 
 Reads = Literal["updates", "norms", "means"]
@@ -44,9 +46,11 @@ class StrategySettings:
             strategy finds the number itself.
         splits: whether a cluster may be split in two, each half of at least ``min_contributors`` devices.
         most_kept: most clusters of an earlier run that a run can begin with, each with its model; 1 if it begins with one model.
+        looks: whether its groups follow from a look at the cosines of updates (`Groups`).
     """
 
     clusters_setting: ClassVar[str] = ""
+    looks: ClassVar[bool] = False
     splits: ClassVar[bool] = False
     most_kept: ClassVar[int] = 1
 
@@ -88,6 +92,13 @@ class StrategySettings:
     def origins(self) -> int:
         """Number of starting models that the owner seals and ships, if none are those of an earlier run."""
         return 1
+
+    @property
+    def sums_suffice(self) -> bool:
+        """Whether the sums of whole cells suffice, as in a run with a keeper, and groups from looks if the strategy `looks`."""
+        asked = self.capabilities
+        found = self.clusters_setting and getattr(self, self.clusters_setting) == AUTO
+        return not (found or self.compared(2, 2) or asked.margins or asked.pretrain or asked.scale)
 
     def begins_with(self, models: int) -> bool:
         """Return whether a run can begin with so many models: its own ``origins``, or one for each cluster of an earlier run."""
@@ -172,6 +183,8 @@ class ClientUpdate:
         nearest: of the models to compare with, the one nearest to the trained model, by distance or, in phase PLACE, by
             direction; 0 where not asked.
         share: sealed to the keeper, in a run that has one; ``vector`` then holds padded words of 32 bits until sums are opened.
+        sketch: the padded words that a look compares, in a run that has looks.
+        summed: whether vector and figures are those of a cell, so that none of them is this device's.
     """
 
     round: int
@@ -192,6 +205,8 @@ class ClientUpdate:
     statement: bytes = field(default=b"", repr=False)
     nearest: int = 0
     share: bytes = field(default=b"", repr=False)
+    sketch: bytes = field(default=b"", repr=False)
+    summed: bool = False
 
     @property
     def key(self) -> UploadKey:
@@ -275,6 +290,51 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """What a look tells of a cell's updates, in a run with a keeper.
+
+    Attributes:
+        devices: those that were compared, at most `MOST_LOOKED`.
+        partitions: candidates, each a label for each of the devices, the preferred one first; none without looks left.
+        used: looks that the run has used.
+        false: devices whose sketch is none.
+    """
+
+    devices: tuple[str, ...]
+    partitions: tuple[Partition, ...] = ()
+    used: int = 0
+    false: tuple[str, ...] = ()
+
+    def labels(self, at: int = 0) -> dict[str, int]:
+        """Return the label of each device in a partition; none without one."""
+        return dict(zip(self.devices, self.partitions[at].labels, strict=True)) if self.partitions else {}
+
+    def known(self, given: Iterable[ClientUpdate]) -> list[ClientUpdate]:
+        """Return the updates whose devices have a label."""
+        labels = self.labels()
+        return [c for c in given if c.device in labels]
+
+    def numbers(self, known: Iterable[ClientUpdate]) -> NDArray[np.intp]:
+        """Return their labels, renumbered by first appearance: a group whose sum is hidden has no update here."""
+        labels = self.labels()
+        return by_first_appearance(np.array([labels[c.device] for c in known]))
+
+    def event(self, round_: int, cluster: int) -> Event:
+        """Return the event about the look."""
+        detail = {
+            "cluster": cluster,
+            "devices": len(self.devices),
+            "used": self.used,
+            "candidates": len(self.partitions),
+        }
+        return Event(round_, "look", detail | ({"false": list(self.false)} if self.false else {}))
+
+
+LookAt = Callable[[Sequence[ClientUpdate]], Groups]
+"""Looks at the updates of one cell, each time in a round with the same result."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of closing a round.
 
@@ -299,6 +359,36 @@ class Average(Protocol):
     def __call__(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of at least one contribution's update; see `weights_of` for the weights."""
         ...
+
+
+@runtime_checkable
+class Looking(Protocol):
+    """A strategy whose groups follow from looks, in a run with a keeper.
+
+    Attributes:
+        look: looks at the updates of a cell; None in a run without a keeper, whose updates the strategy compares itself.
+    """
+
+    look: LookAt | None
+
+    @staticmethod
+    def partitions(run: RunPlan, gram: NDArray[np.float64]) -> tuple[Partition, ...]:
+        """Return candidate groups by the dot products of a cell's updates, (n, n) float64: what the keeper carries out."""
+
+
+Parts = Callable[[Sequence[ClientUpdate]], Mapping[str, int]]
+"""Returns the parts in which the updates of a model are summed, by device; none if they are one."""
+
+
+def parts_of(strategy: Any) -> Parts:
+    """Return how a strategy divides the updates of a model into cells: its ``cells``, if it has such a method."""
+    found: Parts = getattr(inner_of(strategy), "cells", lambda _given: {})
+    return found
+
+
+def inner_of(strategy: Any) -> Any:
+    """Return the strategy within one that adds rounds of statistics, or else the strategy itself."""
+    return getattr(strategy, "inner", strategy)
 
 
 class Strategy(Protocol):

@@ -24,7 +24,7 @@ def discrepancy(
     after: Mapping[int, ClusterModel] | None,
     round_: int,
 ) -> tuple[Event, ...]:
-    """Return the round's discrepancy as an event; no event without updates.
+    """Return the round's discrepancy as an event; no event without single updates.
 
     Args:
         given: updates of the round.
@@ -32,7 +32,7 @@ def discrepancy(
         after: the same when it is closed; None leaves out the second pair of figures.
         round_: its number.
     """
-    if not given:
+    if not given or any(c.summed for c in given):
         return ()
     figures: dict[str, Any] = _figures([c.norm for c in given], "")
     if after is not None and all(c.vector is not None for c in given):

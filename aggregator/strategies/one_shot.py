@@ -17,11 +17,12 @@ under partial participation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, cosine_from_gram, gram
 from aggregator.numerics.clustering import kmeans_from_gram
@@ -33,6 +34,8 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
+    Groups,
+    LookAt,
     Outcome,
     RoundPlan,
     StrategySettings,
@@ -52,6 +55,7 @@ from aggregator.strategies.grouping.search import MOST_FOUND, Search, SearchStat
 from shoal import limits
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase
+from shoal.protocol.sums import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class OneShotSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "k"
+    looks: ClassVar[bool] = True
     most_kept: ClassVar[int] = MOST_FOUND
 
     k: int = AUTO
@@ -72,6 +77,11 @@ class OneShotSettings(StrategySettings):
     def compared(self, _drawn: int, fleet: int, /) -> int:
         """All devices' models at once, whatever the participation, if ``k`` is given."""
         return fleet if self.k != AUTO else 0
+
+    @property
+    def sums_suffice(self) -> bool:
+        """With a number of clusters."""
+        return self.k != AUTO
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,6 +115,14 @@ class OneShotState:
     search: SearchState | None = None
 
 
+def clustered(products: NDArray[np.float64], k: int, run: RunPlan) -> NDArray[np.intp]:
+    """Return the cluster of each model by the dot products of their deltas, (n, n) float64: line 2."""
+    labels = kmeans_from_gram(products, k, run.seed)
+    if run.recipe.min_contributors > 1:
+        labels = join_small(cosine_from_gram(products), labels, run.recipe.min_contributors)
+    return labels
+
+
 class OneShot:
     """One-shot clustering on masked offsets."""
 
@@ -117,6 +135,7 @@ class OneShot:
         self.run = run
         self.backend = backend
         self.average = average
+        self.look: LookAt | None = None
         self.settings: OneShotSettings = parse_settings(OneShotSettings, run)
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
@@ -130,6 +149,17 @@ class OneShot:
         """Most models a run names at a time: the clusters', and the origin after them."""
         settings: OneShotSettings = parse_settings(OneShotSettings, run)
         return settings.most_clusters + 1 + (Search.models() if settings.k == AUTO else 0)
+
+    @staticmethod
+    def partitions(run: RunPlan, gram: NDArray[np.float64]) -> tuple[Partition, ...]:
+        """Return the clusters by the products of the models' deltas, (n, n) float64."""
+        settings: OneShotSettings = parse_settings(OneShotSettings, run)
+        return (Partition(bytes(clustered(gram, settings.k, run).tolist())),)
+
+    def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
+        """Return the cluster of each device that has trained alone, by a look: the sum of each is opened in the same round."""
+        alone = [c for c in given if c.phase is Phase.PRETRAIN]
+        return {} if self.look is None or not alone else self.look(alone).labels()
 
     def init(self, devices: tuple[str, ...]) -> OneShotState:
         """Return the state before round 1, with the clusters of an earlier run if it begins with those."""
@@ -163,6 +193,8 @@ class OneShot:
         """Line 2 in the round that has the models; line 3 in those that follow, and latecomers join the cluster they chose."""
         models = [c for c in given if c.phase is Phase.PRETRAIN]
         capped: dict[str, float] = {}
+        looked = self.look(models) if self.look is not None and models and not state.slots else None
+        models = models if looked is None else looked.known(models)
         if state.search is not None:
             return self._sought(state, state.search, given, plan)
         if state.slots:
@@ -185,7 +217,7 @@ class OneShot:
             detail = {"models": len(models), "clusters": self.settings.k}
             events = (Event(plan.round, "clustering-postponed", detail),)
         else:
-            state, events = self._cluster(state, models, plan.round)
+            state, events = self._cluster(state, models, looked, plan.round)
             if self.settings.start == "mean":
                 by_cluster = [[c for c in models if state.clusters[c.device] == j] for j in range(len(state.slots))]
                 capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
@@ -207,12 +239,12 @@ class OneShot:
         return capped_devices(means, self.run.recipe.weighting, self.run.recipe.weight_cap)
 
     def _cluster(
-        self, state: OneShotState, models: list[ClientUpdate], round_: int
+        self, state: OneShotState, models: list[ClientUpdate], looked: Groups | None, round_: int
     ) -> tuple[OneShotState, tuple[Event, ...]]:
-        products = gram([c.row for c in models], backend=self.backend)
-        labels = kmeans_from_gram(products, self.settings.k, self.run.seed)
-        if self.run.recipe.min_contributors > 1:
-            labels = join_small(cosine_from_gram(products), labels, self.run.recipe.min_contributors)
+        if looked is None:
+            labels = clustered(gram([c.row for c in models], backend=self.backend), self.settings.k, self.run)
+        else:
+            labels = looked.numbers(models)
         slots = []
         for j in range(int(labels.max()) + 1):
             members = [c for c, label in zip(models, labels, strict=True) if label == j]
@@ -220,7 +252,8 @@ class OneShot:
             slots.append(advanced(state.origin, members if begins else [], self.run, self.average, round_))
         clusters = {c.device: int(label) for c, label in zip(models, labels, strict=True)}
         sizes = np.bincount(labels).tolist()
-        events = (Event(round_, "clustered", {"sizes": sizes}),)
+        events: tuple[Event, ...] = (Event(round_, "clustered", {"sizes": sizes}),)
+        events = events if looked is None else (looked.event(round_, self.untrained), *events)
         state = dataclasses.replace(state, slots=tuple(slots), clusters=clusters)
         return state, events
 

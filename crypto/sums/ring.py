@@ -25,8 +25,6 @@ SPREAD: Final = 8.0
 """Largest coordinate of a rotated update, in root mean squares: a normal one is longer once in 10^15 times."""
 _BLOCK: Final = 1 << 18
 """Words that are padded at a time."""
-_NONCE: Final = bytes(16)
-"""Counter and nonce of the keystream: zero, since each seed makes one pad."""
 
 
 def unit_of(norm_limit: float, length: int, most: int) -> float:
@@ -67,9 +65,15 @@ def hidden(update: Float32Vector, unit: float, most: int, seeds: Iterable[bytes]
     return words
 
 
-def add_pad(words: Words, seed: bytes) -> None:
-    """Add the pad of a seed to ``words`` (d,), in place: the ChaCha20 keystream (RFC 7539) as little-endian numbers."""
-    stream = Cipher(algorithms.ChaCha20(seed, _NONCE), mode=None).encryptor()
+def add_pad(words: Words, seed: bytes, part: int = 0) -> None:
+    """Add the pad of a seed to ``words`` (d,), in place: the ChaCha20 keystream (RFC 7539) as little-endian numbers.
+
+    Args:
+        words: (d,) uint32.
+        seed: 32 random bytes.
+        part: the nonce; the keystreams of a seed's parts have nothing in common.
+    """
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(8) + part.to_bytes(8, "little")), mode=None).encryptor()
     zeros = bytes(WORD_BYTES * min(_BLOCK, len(words)))
     for at in range(0, len(words), _BLOCK):
         block = words[at : at + _BLOCK]

@@ -75,7 +75,7 @@ class Package:
 
     Attributes:
         name: the package's.
-        party: edge, aggregator or fleet: the program is shoal-PARTY, in /opt/shoal-PARTY.
+        party: edge, aggregator, keeper or fleet: the program is shoal-PARTY, in /opt/shoal-PARTY.
         extra: the wheel's extra with the party's dependencies.
         summary: the first line of the description.
         details: the rest of it.
@@ -133,6 +133,14 @@ PACKAGES: Final = (
         "aggregator",
         "federated learning over MQTT: the aggregator",
         "Groups devices and averages their masked updates, which it can't read.",
+        "aggregator.Dockerfile",
+    ),
+    Package(
+        "shoal-keeper",
+        "keeper",
+        "keeper",
+        "federated learning over MQTT: a keeper",
+        "Opens sums of updates for the aggregator of a fleet, and no single update.",
         "aggregator.Dockerfile",
     ),
     Package(

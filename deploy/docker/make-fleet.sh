@@ -17,7 +17,10 @@ OWNER=$(shoal-fleet show owner | sed -n 's/^owner //p')
 shoal-aggregator init server
 shoal-fleet add-aggregator owner server/aggregator.card
 shoal-aggregator join server owner/grants/aggregator.grant --owner "$OWNER"
-for d in dev-1 dev-2; do
+shoal-keeper init keeper --name keeper
+shoal-fleet add-keeper owner keeper/keeper.card
+shoal-keeper join keeper owner/grants/keeper.grant --owner "$OWNER"
+for d in dev-1 dev-2 dev-3; do
     shoal-edge init $d --name $d
     shoal-fleet add-device owner $d/$d.card
     shoal-edge join $d owner/grants/$d.grant --owner "$OWNER"
@@ -28,9 +31,9 @@ python3 - <<'END'
 import numpy as np
 
 draws = np.random.default_rng(1)
-for name in ("dev-1", "dev-2"):
+for name in ("dev-1", "dev-2", "dev-3"):
     x = draws.normal(size=(200, 4)).astype(np.float32)
     np.savez(f"data/{name}/samples.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
 END
 shoal-fleet task compile owner logistic --option inputs=4 --option classes=2 --out task
-shoal-fleet run start owner --task task --algorithm fedavg --rounds 10 --min-contributors 2 --out server/runs/000001.run
+shoal-fleet run start owner --task task --algorithm fedavg --rounds 10 --keeper keeper --out server/runs/000001.run

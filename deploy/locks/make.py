@@ -2,7 +2,7 @@
 
     python deploy/locks/make.py
 
-A lock is a requirements file beside this one, named after an extra: edge.txt, edge-lite.txt, aggregator.txt and fleet.txt.
+A lock is a requirements file beside this one, named after an extra: edge.txt, edge-lite.txt, aggregator.txt, keeper.txt and fleet.txt.
 Images, Debian packages and the lists of a release are installed from it with `pip install --require-hashes`.
 
 Rules:
@@ -27,7 +27,7 @@ from typing import Any, Final
 HERE: Final = Path(__file__).resolve().parent
 DEBIAN: Final = runpy.run_path(str(HERE.parent / "debian" / "build.py"), run_name="build")
 PROJECT: Final = DEBIAN["PROJECT"]
-EXTRAS: Final = ("edge", "edge-lite", "aggregator", "fleet")
+EXTRAS: Final = ("edge", "edge-lite", "aggregator", "keeper", "fleet")
 PYTHONS: Final = [
     c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: ")
 ]

@@ -37,7 +37,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SUMS: Final = "SHA256SUMS"
-PARTIES: Final = ("edge", "aggregator", "fleet")
+PARTIES: Final = ("edge", "aggregator", "keeper", "fleet")
 """Extras of the wheel whose packages are listed. The others are for researchers and for tests."""
 ARCHITECTURES: Final = ("amd64", "arm64")
 """Of the Debian packages."""

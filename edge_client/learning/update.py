@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from crypto.mask.masking import mask
 from crypto.seal.envelope import SealedMessage, seal_message_to_member, seal_to_member
 from crypto.seal.identity import Identity
+from crypto.sums.looks import hidden_sketch
 from crypto.sums.ring import SEED_BYTES, hidden, unit_of
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
@@ -137,7 +138,8 @@ def carry_out(
     offered = assignment.scored
     if len(offered) > 1 or not assignment.trains:
         losses = _losses(context, assignment, {c: models[c] for c in offered})
-        best = scoring.choose(losses)
+        # The choice would be the sign of a margin, which only the keeper may know.
+        best = 0 if assignment.margins and context.plan.keeper is not None else scoring.choose(losses)
         chosen, loss = offered[best], float(losses[best])
         if assignment.margins:
             margins = reported_margins(losses, squared=is_real(context.shares.train.y))
@@ -149,7 +151,7 @@ def carry_out(
         correct, tested = score.correct, score.count
     body: list[bytes | memoryview] = []
     pad = _pad(context.plan)
-    norm, model_norm, nearest = 0.0, 0.0, 0
+    norm, model_norm, nearest, sketch = 0.0, 0.0, 0, b""
     private: Float32Vector | None = None
     left: Float32Vector | None = None
     if assignment.trains:
@@ -175,7 +177,7 @@ def carry_out(
             sent = with_residual(delta, context.residual, chosen, assignment.phase)
             norm = float(np.linalg.norm(sent))
             encoded = _encoded(context, sent, announcement.round, assignment.phase, pad)
-            body, left = [encoded.body], encoded.residual
+            body, left, sketch = [encoded.body], encoded.residual, _sketch(context.plan, encoded, pad)
             del sent, encoded
         del result, delta  # a large update is freed before it is sealed
     pieces = sealed_upload(
@@ -192,6 +194,7 @@ def carry_out(
         nearest=nearest,
         norm=norm,
         pad=pad,
+        sketch=sketch,
     )
     residual = None if left is None else _residual(left, announcement, chosen, pieces[0])
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
@@ -230,9 +233,11 @@ def report_statistics(
     if context.plan.recipe.norm_noise:
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
     pad = _pad(context.plan)
-    body = [_encoded(context, vector, announcement.round, assignment.phase, pad).body]
+    encoded = _encoded(context, vector, announcement.round, assignment.phase, pad)
     model, norm = assignment.candidates[0], float(np.linalg.norm(vector))
-    return Finished(sealed_upload(context, announcement, assignment, model, body, pad=pad, norm=norm), model, 0.0, 0, 0)
+    sketch = _sketch(context.plan, encoded, pad)
+    sealed = sealed_upload(context, announcement, assignment, model, [encoded.body], pad=pad, sketch=sketch, norm=norm)
+    return Finished(sealed, model, 0.0, 0, 0)
 
 
 def _train(
@@ -254,6 +259,11 @@ def _train(
 def _pad(plan: RunPlan) -> bytes:
     """Return the seed of the pad on one update, drawn for it; zeros in a run without a keeper, which pads nothing."""
     return bytes(SEED_BYTES) if plan.keeper is None else os.urandom(SEED_BYTES)
+
+
+def _sketch(plan: RunPlan, encoded: Encoded, pad: bytes) -> bytes:
+    """Return the padded words that a look may compare; none in a run without looks."""
+    return hidden_sketch(encoded.masked, pad).astype("<u4", copy=False).tobytes() if plan.looks else b""
 
 
 def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes) -> Encoded:
@@ -290,6 +300,7 @@ def sealed_upload(
     nearest: int = 0,
     norm: float = 0.0,
     pad: bytes = bytes(SEED_BYTES),
+    sketch: bytes = b"",
 ) -> list[SealedMessage]:
     """Return an upload, sealed and signed; see `seal_pieces`.
 
@@ -307,6 +318,7 @@ def sealed_upload(
         nearest: see Upload.
         norm: of the update, for the keeper.
         pad: seed of the pad on the update, in a run with a keeper.
+        sketch: see Upload.
     """
     attached = context.round.attachment(context.identity)
     samples, hits, tries = reported_counts(context.plan, len(context.shares.train), correct, tested)
@@ -335,6 +347,7 @@ def sealed_upload(
         statement=context.round.statement,
         nearest=nearest,
         precision=context.plan.recipe.precision_up,
+        sketch=sketch,
     )
     if context.plan.keeper is not None:
         upload = _with_share(context, upload, context.plan.keeper, norm, pad)
@@ -355,12 +368,16 @@ def _with_share(context: TrainingContext, upload: Upload, keeper: Member, norm: 
         length=upload.length,
         pad=pad,
         figures=Figures(
-            loss=upload.loss, correct=upload.correct, tested=upload.tested, norm=round(norm, NORM_DECIMALS)
+            loss=upload.loss,
+            correct=upload.correct,
+            tested=upload.tested,
+            norm=round(norm, NORM_DECIMALS),
+            margins=upload.margins,
         ),
     )
     head = share_head(upload.fleet, upload.device, keeper.name)
     sealed = seal_to_member(context.identity, keeper.seal_key, head, encode(share))
-    return replace(upload, share=sealed, loss=0.0, correct=0, tested=0, samples=0)
+    return replace(upload, share=sealed, loss=0.0, margins=(), correct=0, tested=0, samples=0)
 
 
 def seal_pieces(

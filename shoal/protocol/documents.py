@@ -434,6 +434,7 @@ class RunPlan:
         schedule: of a standing order; None for one run.
         keeper: opens sums of updates, and no single one (`shoal.protocol.sums`); None without one.
         most_summed: most updates in such a sum, from which the step of their fixed-point numbers follows; 0 without a keeper.
+        looks: most looks at cosines that the keeper answers, of all runs of an order together; 0 if the algorithm needs none.
     """
 
     wire: U16
@@ -452,6 +453,7 @@ class RunPlan:
     schedule: Schedule | None = None
     keeper: Member | None = None
     most_summed: U32 = 0
+    looks: U16 = 0
     later: LaterFields = ()
 
     def __post_init__(self) -> None:
@@ -471,6 +473,7 @@ class RunPlan:
         self._check_keeper()
 
     def _check_keeper(self) -> None:
+        _require_range("the number of looks", self.looks, 0, limits.MAX_LOOKS if self.keeper is not None else 0)
         if self.keeper is None:
             return
         _require_range("the number of updates in a sum", self.most_summed, limits.LEAST_CELL, limits.MAX_DEVICES)
@@ -597,6 +600,8 @@ class RunPackage:
         turn: of a standing order, see `Schedule`; 0 for any other run.
         models: number of models with which a later turn begins.
         before, transcript: number of the run that ended with these models, and its transcript then.
+        deals: in a run with looks, sealed `shoal.protocol.sums.LookDeal`: the aggregator's, then the keeper's of each look. They
+            are not for devices.
     """
 
     plan: bytes
@@ -606,3 +611,4 @@ class RunPackage:
     models: U16 = 0
     before: U32 = 0
     transcript: Fixed32 = bytes(32)
+    deals: tuple[bytes, ...] = ()

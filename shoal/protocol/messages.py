@@ -225,7 +225,8 @@ class Upload:
         parts: in a run with workers, the digest that each part's signature covers, in the order of the workers; the update
             itself does not follow then.
         share: in a run with a keeper, the device's sealed `shoal.protocol.sums.KeeperShare`. Loss, counts and samples above are 0
-            then, and the update is fixed-point numbers under a pad (`crypto.sums`), as long as in float32.
+            then, margins are left out, and the update is fixed-point numbers under a pad (`crypto.sums`), as long as in float32.
+        sketch: with an update, in a run with looks: the padded words that a look compares (`crypto.sums.looks`).
     """
 
     fleet: str
@@ -254,6 +255,7 @@ class Upload:
     precision: str = "float32"
     parts: tuple[Fixed32, ...] = ()
     share: bytes = b""
+    sketch: bytes = b""
     later: LaterFields = ()
 
     def __post_init__(self) -> None:

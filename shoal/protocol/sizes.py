@@ -31,7 +31,7 @@ STATEMENT_BYTES: Final = 512
 STATE_BYTES: Final = 48
 """An encoded HeldState takes 38 bytes. A device names two states of each model, and of the segment that all share."""
 SHARE_BYTES: Final = 1024
-"""A device's sealed share for the keeper takes 560 bytes with the longest names."""
+"""A device's sealed share for the keeper takes 560 bytes with the longest names, and 8 bytes for each margin."""
 ORDER_BYTES: Final = 64
 """Room for one Assignment for each device. Most devices share one."""
 FLEET_GROWTH_DEVICES: Final = 8192
@@ -52,7 +52,7 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     if plan.workers:
         vector = DIGEST_BYTES * len(plan.workers)
     if plan.keeper is not None:
-        signed += SHARE_BYTES
+        signed += SHARE_BYTES + MARGIN_BYTES * count + (COORDINATE_BYTES * limits.SKETCH_WORDS if plan.looks else 0)
     return limits.SEALED_HEAD_BYTES + vector + MARGIN_BYTES * count + signed + attached
 
 

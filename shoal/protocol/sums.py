@@ -9,6 +9,9 @@ Rules (`allowed`, and `aggregator.keeper.answer`), against an aggregator that ch
 
 - One partition a round: the first request decides, and only the same request is answered again.
 - A cell has at least three devices and at least the plan's ``min_contributors``. Cells have no device in common.
+- A *look* (`Look`) compares the updates of one cell and opens nothing: the keeper learns their cosines (`crypto.sums.looks`), and
+  the aggregator the groups that the plan's algorithm makes of them. The plan says how many looks a run, or all runs of a standing
+  order together, may have; each has numbers that the owner has dealt for it alone.
 - What one request opens can be added up, so each *union* of its cells counts. It differs from each union of every one of the
   last `REMEMBERED` requests, of this run or an earlier one, by no device or by at least `LEAST_CHANGE`. Otherwise the difference
   of two sums would be nearly the update of the one device that left or came.
@@ -59,6 +62,7 @@ class Figures:
     correct: U32 = 0
     tested: U32 = 0
     norm: float = 0.0
+    margins: tuple[float, ...] = ()
 
 
 @message(161)
@@ -108,6 +112,59 @@ class Cell:
     shares: tuple[bytes, ...]
 
 
+@message(166)
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the aggregator hands over to have the updates of a cell compared, see `crypto.sums.looks`.
+
+    Attributes:
+        index: of the run's looks, from 0.
+        deal: the owner's `LookDeal` for the keeper, sealed.
+        masked: A - U, n rows of `limits.SKETCH_WORDS` numbers of 4 bytes.
+        product: M, n rows of 4 n bytes; empty in the first of two requests, which asks for P - T.
+    """
+
+    index: U16
+    deal: bytes
+    masked: bytes
+    product: bytes = b""
+
+
+@message(167)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookDeal:
+    """The owner's random numbers for one look, or the aggregator's for all looks of a run.
+
+    Attributes:
+        run_id: of the run, or of the first run of a standing order.
+        index: of the look.
+        seed: of one side's numbers.
+        share: Z', `MOST_LOOKED` rows of as many words; empty for the aggregator.
+    """
+
+    run_id: Fixed16
+    index: U16
+    seed: Fixed32
+    share: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"LookDeal({self.index}, <redacted>)"
+
+
+@message(170)
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Groups of the devices of a look.
+
+    Attributes:
+        labels: a byte a device, in the order of the cell.
+        gap: whether each cosine within a group is above each across.
+    """
+
+    labels: bytes
+    gap: bool = False
+
+
 @message(163)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCells:
@@ -116,6 +173,7 @@ class OpenCells:
     Attributes:
         nonce: the announcement's, which each share repeats.
         plan: an encoded `RunPackage` with the signed plan alone.
+        look: what it takes to compare the updates of the only cell; None opens the cells.
     """
 
     run_id: Fixed16
@@ -123,6 +181,7 @@ class OpenCells:
     nonce: Fixed16
     plan: bytes
     cells: tuple[Cell, ...]
+    look: Look | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.cells) <= MOST_CELLS:
@@ -132,13 +191,15 @@ class OpenCells:
 @message(164)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFigures:
-    """The figures of a cell's devices: means, and the median norm of their updates.
+    """The figures of a cell's devices: means, quantiles, and the median norm of their updates.
 
     Attributes:
         count: devices.
+        margins: of each place of `Upload.margins`, those of all devices in ascending order, so that none has a name; empty if any
+            device reports none.
         loss: mean of the losses; of five or more, the smallest and the largest count as their neighbours.
         correct, tested: sums.
-        norm: median.
+        norm: median; longest: the largest, or of five or more the second largest.
     """
 
     count: U32
@@ -146,6 +207,8 @@ class CellFigures:
     correct: U32
     tested: U32
     norm: float
+    longest: float
+    margins: tuple[tuple[float, ...], ...] = ()
 
 
 @message(165)
@@ -160,6 +223,10 @@ class CellSums:
         refused: the rule that the request breaks; empty if none.
         recent: with a refusal, the cells of the last requests that were answered, the newest last: devices by a digest of their
             keys (`device_id`).
+        masked: P - T, to the first request of a look.
+        partitions: to the second one, the groups that the algorithm makes of the cosines, the preferred ones first; ``false``
+            then names devices whose sketch is none; they count as unlike all others.
+        used: looks that the run has used, with every answer to one.
     """
 
     run_id: Fixed16
@@ -169,11 +236,19 @@ class CellSums:
     false: tuple[str, ...] = ()
     refused: str = ""
     recent: tuple[tuple[tuple[Fixed16, ...], ...], ...] = ()
+    masked: bytes = b""
+    partitions: tuple[Partition, ...] = ()
+    used: U16 = 0
 
 
 def share_head(fleet: str, device: str, keeper: str) -> Sealed:
     """Return the head of the envelope of a device's share."""
     return Sealed(fleet, "share", device, keeper)
+
+
+def deal_head(fleet: str, owner: str, recipient: str) -> Sealed:
+    """Return the head of the envelope of the owner's numbers for looks."""
+    return Sealed(fleet, "look", owner, recipient)
 
 
 def device_id(member: Member) -> bytes:

@@ -98,12 +98,14 @@ def test_images_python_is_supported(program):
 
 
 def test_compose_has_a_small_fleet():
-    """Compose has a broker an aggregator and two devices."""
+    """Compose has a broker, an aggregator, a keeper and three devices."""
     assert {name: service["image"] for name, service in SERVICES.items()} == {
         "broker": "eclipse-mosquitto:2",
         "aggregator": "shoal-aggregator",
+        "keeper": "shoal-aggregator",
         "dev-1": "shoal-edge",
         "dev-2": "shoal-edge",
+        "dev-3": "shoal-edge",
     }
 
 

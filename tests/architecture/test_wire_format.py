@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from aggregator import looks
 from aggregator.keeper import memory as keeper_memory
 from crypto.seal import envelope
 from crypto.seal.identity import Identity
@@ -83,6 +84,7 @@ def test_page_lists_every_message_in_order():
         jobs,
         sums,
         keeper_memory,
+        looks,
         upload_pieces,
         pending_upload,
         state,

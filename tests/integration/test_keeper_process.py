@@ -18,19 +18,19 @@ from tests.helpers.tasks import logistic_bundle
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
-INPUTS, DEVICES, WAIT_S = 40, 6, 120.0
+INPUTS, DEVICES, WAIT_S = 40, 8, 120.0
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 
 
-def chaos(tmp_path, kills, rounds, seed=0):
-    """Run FedAvg under kill -9 of the keeper, the aggregator and devices; return records and the keeper's memory."""
+def chaos(tmp_path, algorithm, kills, rounds, seed=0):
+    """Run an algorithm under kill -9 of the keeper, the aggregator and devices; return records and the keeper's memory."""
     pick = random.Random(seed)
-    data = grouped_data(DEVICES, inputs=INPUTS)
+    data = grouped_data(DEVICES, groups=2, inputs=INPUTS)
     (tmp_path / "broker").mkdir()
     broker = start_broker("mosquitto" if find_mosquitto() else "amqtt", tmp_path / "broker")
     with broker, ForkedStage(tmp_path / "fleet", broker.url, tuple(data), keeper="keeper") as stage:
         bundle = logistic_bundle(INPUTS, CLASSES)
-        options = a_recipe("fedavg", rounds=rounds, local=QUICK, deadline_s=5.0, seed=1)
+        options = a_recipe(algorithm, rounds=rounds, local=QUICK, deadline_s=5.0, seed=1)
         plan = stage.add_run(bundle, draw_origins(bundle.manifest, 1, 1), options)
         for name, batch in data.items():
             np.savez(tmp_path / f"{name}.npz", x=batch.x, y=batch.y)
@@ -59,14 +59,19 @@ def check(records, memory, rounds):
     assert all(r["device_accuracy"] == {} for r in records)
 
 
-def test_run_over_a_broker(tmp_path):
-    records, memory, done = chaos(tmp_path, kills=3, rounds=12)
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl"])
+def test_run_over_a_broker(tmp_path, algorithm):
+    records, memory, done = chaos(tmp_path, algorithm, kills=3, rounds=12)
     assert done == 3
     check(records, memory, 12)
+    looked = [event for record in records for event in record["events"] if event["kind"] == "look"]
+    assert len(memory.looks.begun) == len(memory.looks.ended) >= len(looked)
+    assert bool(looked) == (algorithm == "cfl")
 
 
 @pytest.mark.long
-def test_fifty_random_kills(tmp_path):
-    records, memory, done = chaos(tmp_path, kills=50, rounds=100, seed=7)
+@pytest.mark.parametrize("algorithm", ["fedavg", "cfl"])
+def test_fifty_random_kills(tmp_path, algorithm):
+    records, memory, done = chaos(tmp_path, algorithm, kills=50, rounds=100, seed=7)
     assert done == 50
     check(records, memory, 100)

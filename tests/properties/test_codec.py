@@ -316,7 +316,7 @@ def plans(draw):
     hints = typing.get_type_hints(RunPlan, include_extras=True)
     fields = {f.name: draw(SPECIAL.get(f.name, values(hints[f.name]))) for f in dataclasses.fields(RunPlan)}
     del fields["workers"]
-    fields |= {"keeper": None, "most_summed": 0}  # a keeper bounds most other fields
+    fields |= {"keeper": None, "most_summed": 0, "looks": 0}  # a keeper bounds most other fields
     origins = draw(st.integers(1, 4096))
     needed = {"seed": draw(st.integers(0, 2**64 - 1)), "local": draw(messages(LocalTraining))}
     fields |= {

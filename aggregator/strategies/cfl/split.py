@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from aggregator.numerics.backend import Backend, cosine_matrix
 from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipartition, bipartition
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
-from aggregator.strategies.base import ClientUpdate
+from aggregator.strategies.base import ClientUpdate, Groups
 from aggregator.strategies.cfl.state import CflSettings, Cut
+from shoal.protocol.sums import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ def find_cuts(
     if len(rows) < 2 * least_side:
         return ()
     similarity = cosine_matrix([c.row for c in rows], backend=backend)
+    lengths = np.array([c.norm for c in rows])
+    return tuple(_cut(rows, similarity, lengths, cut, norms) for cut in candidates(settings, similarity, least_side))
+
+
+def candidates(settings: CflSettings, similarity: NDArray[np.float64], least_side: int) -> tuple[Bipartition, ...]:
+    """Return the bipartitions of `find_cuts` for a matrix of cosines, (m, m) float64."""
+    if len(similarity) < 2 * least_side:
+        return ()
     found: dict[tuple[int, ...], Bipartition] = {}
     if settings.validate:
         for linkage in dict.fromkeys((settings.linkage, *LINKAGES)):
@@ -67,12 +76,27 @@ def find_cuts(
         cut = bipartition(similarity, settings.linkage)
         if min(len(cut.left), len(cut.right)) >= least_side:
             found[cut.right] = cut
-    lengths = np.array([c.norm for c in rows])
-    return tuple(
-        _cut(rows, similarity, lengths, cut, norms)
-        for cut in found.values()
-        if is_safe_split(cut.cross_max, settings.gamma_max)
-    )
+    return tuple(cut for cut in found.values() if is_safe_split(cut.cross_max, settings.gamma_max))
+
+
+def partition_of(similarity: NDArray[np.float64], found: Bipartition) -> Partition:
+    """Return a bipartition as the keeper tells it: labels 0 and 1, and whether there is a gap, but no cosine."""
+    lengths = np.ones(len(similarity))
+    figures = describe(similarity, lengths, (found.left, found.right), found.cross_max, Norms(0.0, 1.0))
+    labels = bytearray(len(similarity))
+    for place in found.right:
+        labels[place] = 1
+    return Partition(bytes(labels), has_gap(figures))
+
+
+def looked_cuts(looked: Groups) -> tuple[Cut, ...]:
+    """Return the candidate splits that a look has found."""
+    found = []
+    for at, partition in enumerate(looked.partitions):
+        labels = looked.labels(at)
+        left, right = (tuple(d for d in looked.devices if labels[d] == side) for side in (0, 1))
+        found.append(Cut((left, right), {"gap": partition.gap}))
+    return tuple(found)
 
 
 def statistics_cut(rows: Sequence[ClientUpdate], least_side: int, backend: Backend | None) -> Cut | None:
@@ -151,8 +175,10 @@ def has_gap(figures: Mapping[str, Any]) -> bool:
     """Whether a cut has a separation gap: each cosine within a side is above each across (cfl Def. 2).
 
     Args:
-        figures: measures of the cut, see `describe`.
+        figures: measures of the cut, see `describe`; of one that a look has found, whether there is a gap.
     """
+    if "gap" in figures:
+        return bool(figures["gap"])
     within = [least for least in figures["intra_min"] if least is not None]
     return bool(within) and min(within) > figures["cross_max"]
 

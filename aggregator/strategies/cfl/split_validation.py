@@ -146,8 +146,8 @@ def judge_both(sides: Sequence[Sequence[ClientUpdate]], which: int) -> list[Verd
 def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, large: float) -> tuple[Event, ...]:
     """Return an event for the device whose margin contradicts all others of its side, if there is one and at least two agree.
 
-    Either its data are not like theirs, or the margin is false. Of small margins one has the other sign by chance every now and
-    then, so only a large one is named.
+    Either its data are not like theirs, or the margin is false. Where only cells have figures, none is named. Of
+    small margins one has the other sign by chance every now and then, so only a large one is named.
 
     Args:
         given: the side's uploads, with margins.
@@ -161,7 +161,7 @@ def contradictions(given: Sequence[ClientUpdate], cluster: int, round_: int, lar
     if len(alone) != 1 or len(margins) < 3 or len(signs[0] | signs[1]) < len(margins):
         return ()
     (device,) = alone
-    if abs(margins[device]) < large:
+    if abs(margins[device]) < large or any(c.summed for c in given):
         return ()
     others = float(np.median([m for d, m in margins.items() if d != device]))
     detail = {"cluster": cluster, "device": device, "margin": margins[device], "others": others}

@@ -57,6 +57,7 @@ class CflSettings(StrategySettings):
     """
 
     splits: ClassVar[bool] = True
+    looks: ClassVar[bool] = True
     most_kept: ClassVar[int] = BASES // 4
 
     linkage: str = "single"
@@ -90,6 +91,11 @@ class CflSettings(StrategySettings):
     def capabilities(self) -> Capabilities:
         """Trials and merge checks ask for margins, and newcomers compare directions."""
         return Capabilities(margins=self.uses_validation, keep_path=self.path, compare=True)
+
+    @property
+    def sums_suffice(self) -> bool:
+        """With trials; Alg. 5 alone would need the sums of both halves in the round of the cut."""
+        return self.validate
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""

@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend
+from aggregator.numerics.backend import Backend, cosine_from_gram
 from aggregator.strategies.base import (
     ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
     Event,
+    LookAt,
     Outcome,
     RoundPlan,
     capped_devices,
@@ -39,7 +41,16 @@ from aggregator.strategies.cfl import merge as cfl_merge
 from aggregator.strategies.cfl import newcomers as cfl_newcomers
 from aggregator.strategies.cfl import reassignment as cfl_moves
 from aggregator.strategies.cfl import tree as cfl_tree
-from aggregator.strategies.cfl.split import Norms, find_cuts, has_gap, settled, statistics_cut
+from aggregator.strategies.cfl.split import (
+    Norms,
+    candidates,
+    find_cuts,
+    has_gap,
+    looked_cuts,
+    partition_of,
+    settled,
+    statistics_cut,
+)
 from aggregator.strategies.cfl.split_validation import (
     SCALED_TIMES,
     Half,
@@ -56,6 +67,7 @@ from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import STATISTICS_MODEL, Assignment, Phase, Share
+from shoal.protocol.sums import Partition
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
@@ -87,6 +99,7 @@ class Cfl:
         self.settings.check()
         require_one_segment(run)
         self.backend = backend
+        self.look: LookAt | None = None
         self.least_side = self.settings.least_side(run)
         self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0
 
@@ -94,6 +107,15 @@ class Cfl:
     def models(_run: RunPlan) -> int:
         """Most models that a round names: clusters, halves on trial, and nodes that newcomers or checks ask for."""
         return 1024
+
+    @staticmethod
+    def partitions(run: RunPlan, gram: NDArray[np.float64]) -> tuple[Partition, ...]:
+        """Return the candidate splits by the products of a cluster's updates, (n, n) float64: see `find_cuts`."""
+        settings: CflSettings = parse_settings(CflSettings, run)
+        similarity = cosine_from_gram(gram)
+        return tuple(
+            partition_of(similarity, cut) for cut in candidates(settings, similarity, settings.least_side(run))
+        )
 
     def init(self, devices: tuple[str, ...]) -> CflState:
         """Return the state before round 1: one cluster of all devices (Alg. 5, line 3), or those of an earlier run.
@@ -267,7 +289,11 @@ class Cfl:
                 return state, (*trace, *events)
         cuts: tuple[Cut, ...] = ()
         if settled(self.settings, norms, state.early_norm):
-            cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
+            if self.look is None:
+                cuts = find_cuts(self.settings, given, self.least_side, norms, self.backend)
+            elif len(given) >= 2 * self.least_side:
+                looked = self.look(given)
+                cuts, trace = looked_cuts(looked), (*trace, looked.event(round_, cluster.id))
         if not cuts:
             share = self.run.recipe.participation
             if self.settings.validate and share < 1 and share * len(cluster.members) < FEWEST_COMPARED:
@@ -417,7 +443,7 @@ class Cfl:
     def rescaled(self, state: CflState, given: Mapping[int, list[ClientUpdate]]) -> CflState:
         """Return the state with the splits that the statistics of a cluster, a half or the fleet show."""
         cuts = dict(state.cuts)
-        for model, rows in given.items() if self.settings.validate else ():
+        for model, rows in given.items() if self.settings.validate and self.look is None else ():
             cut = statistics_cut(rows, self.least_side, self.backend)
             cuts |= {} if cut is None else {ROOT if model == STATISTICS_MODEL else model: cut}
         return dataclasses.replace(state, cuts=cuts)

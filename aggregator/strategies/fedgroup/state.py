@@ -34,6 +34,7 @@ class FedGroupSettings(StrategySettings):
     """
 
     clusters_setting: ClassVar[str] = "groups"
+    looks: ClassVar[bool] = True
     most_kept: ClassVar[int] = MOST_FOUND
 
     groups: int = AUTO
@@ -58,6 +59,11 @@ class FedGroupSettings(StrategySettings):
     def most_groups(self) -> int:
         """The number of groups, or the most that are found."""
         return self.groups or MOST_FOUND
+
+    @property
+    def sums_suffice(self) -> bool:
+        """With a number of groups; single updates as centres, and models that are added up, need more."""
+        return self.groups != AUTO and not self.rcc and not self.eta_g
 
     def check(self) -> None:
         """Raise ConfigError for values that make no sense."""

@@ -42,14 +42,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, cosine_matrix, products
+from aggregator.numerics.backend import Backend, cosine_from_gram, cosine_matrix, products
 from aggregator.numerics.clustering import complete_linkage, kmeans
-from aggregator.numerics.embedding import edc, madc
+from aggregator.numerics.embedding import edc, edc_from_gram, madc
 from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.base import (
     AUTO,
@@ -58,6 +58,7 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
+    LookAt,
     Outcome,
     RoundPlan,
     advanced,
@@ -84,6 +85,7 @@ from shoal.errors import IntegrityError
 from shoal.limits import MAX_SCALE, MIN_WEIGHT
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
+from shoal.protocol.sums import Partition
 from shoal.types import Float32Vector
 
 
@@ -189,6 +191,13 @@ def group_updates(
     return kmeans(edc(rows, groups, backend=backend), groups, seed)
 
 
+def group_gram(gram: NDArray[np.float64], groups: int, measure: str, seed: int) -> NDArray[np.intp]:
+    """Return `group_updates` of the updates with the dot products ``gram``, (n, n) float64."""
+    if measure == "madc":
+        return complete_linkage(madc(cosine_from_gram(gram)), groups)
+    return kmeans(edc_from_gram(gram, groups), groups, seed)
+
+
 def random_centres(rows: list[Float32Vector], groups: int, seed: int) -> list[int]:
     """Return the places of ``groups`` different updates drawn as centres: the ablation RCC of fedgroup section IV-B."""
     return sorted(np.random.default_rng([seed, groups]).choice(len(rows), groups, replace=False).tolist())
@@ -242,6 +251,7 @@ class FedGroup:
             require_proximal(run)
         require(run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_segment(run)
+        self.look: LookAt | None = None
         most = self.settings.most_groups
         self.auxiliary = most
         self.untrained = most + 1
@@ -252,6 +262,20 @@ class FedGroup:
         """Most models a run names at a time: the groups' and those of their directions, the auxiliary one, the origin."""
         settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
         return 2 * settings.most_groups + 2 + (Search.models() if settings.groups == AUTO else 0)
+
+    @staticmethod
+    def partitions(run: RunPlan, gram: NDArray[np.float64]) -> tuple[Partition, ...]:
+        """Return the groups of a cold start by the products of its updates, (n, n) float64; none if they are too few."""
+        s: FedGroupSettings = parse_settings(FedGroupSettings, run)
+        if len(gram) < fewest_updates(s.groups, s.measure):
+            return ()
+        labels = group_gram(gram, s.groups, s.measure, run.seed)
+        return (Partition(bytes(join_small(cosine_from_gram(gram), labels, run.recipe.min_contributors).tolist())),)
+
+    def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
+        """Return the group of each device of a cold start, by a look: the sum of each is opened in the same round."""
+        pretrained = [c for c in given if c.phase is Phase.PRETRAIN]
+        return {} if self.look is None or not pretrained else self.look(pretrained).labels()
 
     def init(self, devices: tuple[str, ...]) -> FedGroupState:
         """Return the state before round 1: no groups yet, or those of an earlier run, which devices join as newcomers by loss."""
@@ -363,10 +387,16 @@ class FedGroup:
         """Alg. 3, lines 6 to 18."""
         s = self.settings
         needed = fewest_updates(s.groups, s.measure)
+        looked = self.look(given) if self.look is not None and given else None
+        events = () if looked is None else (looked.event(round_, self.untrained),)
+        given = given if looked is None else looked.known(given)
         if len(given) < needed:
-            return state, (Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}),)
+            return state, (*events, Event(round_, "cold-start-postponed", {"updates": len(given), "needed": needed}))
         rows = [c.row for c in given]
-        if s.rcc:
+        if looked is not None:
+            grouped = looked.numbers(given)
+            labels, count = grouped.tolist(), int(grouped.max()) + 1
+        elif s.rcc:
             chosen = random_centres(rows, s.groups, self.run.seed)
             labels, count = nearest_directions(rows, [rows[i] for i in chosen], self.backend), len(chosen)
         else:
@@ -394,7 +424,7 @@ class FedGroup:
             clusters=clusters,
             lengths=(0.0,) * count,
         )
-        return state, (Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}),)
+        return state, (*events, Event(round_, "cold-start", {"devices": len(given), "sizes": sizes}))
 
     def _from_origin(self, state: FedGroupState, members: list[ClientUpdate], round_: int) -> ClusterModel:
         """Return w_0 plus the members' mean update; w_0 itself if they are too few for a mean."""

@@ -173,8 +173,8 @@ def start(
     keeper: Annotated[
         str | None,
         typer.Option(
-            help="Name of a keeper: the aggregator learns sums of at least three updates, and no single one. For fedavg, "
-            "fedprox, fesem, and ifca with k given."
+            help="Name of a keeper: the aggregator learns sums of at least three updates, and no single one. For all "
+            "algorithms but local, with a number of clusters where they have such a setting."
         ),
     ] = None,
     json: AsJson = False,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aggregator.strategies.base import AUTO
-from aggregator.strategies.registry import check_compared, make_strategy, models_needed, settings_of
+from aggregator.strategies.registry import check_compared, make_strategy, models_needed, plan_settings, settings_of
 from crypto.mask.modes import registry
-from crypto.seal.envelope import GroupKey, seal_to_group
+from crypto.seal.envelope import GroupKey, seal_to_group, seal_to_member
 from crypto.seal.identity import sign_document
+from crypto.sums.looks import deal
+from crypto.sums.ring import SEED_BYTES
 from edge_client.run.policy import origins_purpose, task_purpose
 from shoal import limits
 from shoal.errors import ConfigError, UsageError, WireError
@@ -26,6 +27,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
 from shoal.protocol.messages import Sealed
 from shoal.protocol.recipe import DEFAULTS, Recipe, Setting
+from shoal.protocol.sums import LookDeal, deal_head
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
 from shoal.task.manifest import statistics_length
 from shoal.util.files import write_atomic
@@ -37,6 +39,8 @@ LEAST_SUMMED: Final = 64
 """Fewest updates for which the sums of a run have room."""
 SUMMED_GROWTH: Final = 2
 """Room in the sums for a fleet that grows during the run, as a multiple of its devices."""
+LOOKS: Final = 20
+"""Looks at cosines that a run may have, or all runs of a standing order together; CFL needs 3 to 9 in 60 rounds."""
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,7 +121,7 @@ def draft_plan(
         raise ConfigError(str(error)) from error
     _check_hidden(plan)
     if keeper is not None:
-        check_keeper(plan, len(fleet.roster.active()))
+        check_keeper(plan)
     _check_statistics(plan, bundle.manifest.width)
     make_strategy(plan)
     check_compared(plan, len(members))
@@ -164,6 +168,7 @@ def _written(
         schedule=schedule,
         keeper=keeper,
         most_summed=0 if keeper is None else most_summed(len(fleet.roster.active())),
+        looks=LOOKS if keeper is not None and settings.looks else 0,
     )
 
 
@@ -180,18 +185,16 @@ def most_summed(devices: int) -> int:
     return max(LEAST_SUMMED, SUMMED_GROWTH * devices)
 
 
-def check_keeper(plan: RunPlan, devices: int) -> None:
+def check_keeper(plan: RunPlan) -> None:
     """Refuse algorithms that compare single updates, which a keeper hides.
 
     Raises:
         ConfigError: the plan's algorithm is one of them.
     """
-    settings, asked = settings_of(plan.recipe.algorithm, plan.recipe.values), plan.capabilities
-    searches = settings.clusters_setting and getattr(settings, settings.clusters_setting) == AUTO
-    if searches or settings.compared(devices, devices) or asked.margins or asked.pretrain or asked.scale:
+    if not plan_settings(plan).sums_suffice:
         raise ConfigError(
-            f"{plan.recipe.algorithm} compares single updates or models, which a keeper hides",
-            hint="take fedavg, fedprox, or ifca or fesem with a number of clusters, --set k=NUMBER; or no keeper",
+            f"{plan.recipe.algorithm} with these settings compares single updates or models, which a keeper hides",
+            hint="give a number of clusters, such as --set k=4 or --set groups=4; take cfl with its trials; or no keeper",
         )
 
 
@@ -288,15 +291,36 @@ def write_package(fleet: FleetDirectory, plan: RunPlan, task: bytes, origins: by
         ConfigError: the plan has another key version than the fleet.
     """
     keys = run_chain(fleet, plan).take()
+    deals = () if plan.keeper is None else tuple(_deals(fleet, plan, plan.keeper))
     task_keys = keys if plan.schedule is None else fleet.version_key.peek_run(*plan.task_run)
     package = RunPackage(
         sign_document(fleet.owner, plan),
         _seal(fleet, GroupKey(fleet.name, "content", task_keys.content), task_purpose(plan.task_digest), task),
         _seal(fleet, GroupKey(fleet.name, "content", keys.content), origins_purpose(plan.run_id), origins),
+        deals=deals,
     )
     path = run_file(fleet.path, plan.run)
     write_atomic(path, encode(package))
     return path
+
+
+def _deals(fleet: FleetDirectory, plan: RunPlan, keeper: Member) -> Iterator[bytes]:
+    """Yield the sealed numbers for the looks of a run: the aggregator's seed, then the keeper's numbers for each look."""
+
+    def sealed(member: Member, index: int, seed: bytes, share: bytes = b"") -> bytes:
+        told = LookDeal(run_id=plan.task_run[1], index=index, seed=seed, share=share)
+        head = deal_head(fleet.name, OWNER_NAME, member.name)
+        return seal_to_member(fleet.owner, member.seal_key, head, encode(told))
+
+    aggregator = fleet.roster.aggregator
+    if not plan.looks or aggregator is None:
+        return
+    ours = os.urandom(SEED_BYTES)
+    yield sealed(aggregator, 0, ours)
+    for index in range(plan.looks):
+        theirs = os.urandom(SEED_BYTES)
+        share = deal(ours, theirs, index=index)[1].share
+        yield sealed(keeper, index, theirs, share.astype("<u4", copy=False).tobytes())
 
 
 def _seal(fleet: FleetDirectory, group: GroupKey, purpose: str, plain: bytes) -> bytes:

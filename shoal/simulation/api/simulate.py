@@ -41,7 +41,6 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.personal import drawn_start, finish
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.records import SimOptions, SimRound
-from shoal.simulation.engine.secure import SecureRounds
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.dense import is_dense
 from shoal.simulation.trainers.networks import Kind
@@ -176,7 +175,7 @@ def simulate(
         strategy=own,
         private=own_part,
         declared=declared,
-        tamper=SecureRounds(plan, len(population)) if secure else None,
+        secure=secure,
     )
     scales = tuple(own or given for own, given in zip(result.scales, scales, strict=True)) if declared else scales
     accuracy, loss = _figures(result.final, population, source.kind, square)

@@ -6,22 +6,33 @@ those of the ring.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aggregator.keeper.answer import figures_of
+from aggregator.strategies.base import Groups, Looking, inner_of, parts_of
 from aggregator.sums import chosen_cells, mean_limit, stand_in
+from crypto.sums.looks import LENGTH, sketch
 from crypto.sums.ring import hidden, mean_of, unit_of
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
-from shoal.owner.runs.plan import check_keeper, most_summed
+from shoal.limits import MOST_LOOKED
+from shoal.owner.runs.plan import LOOKS, check_keeper, most_summed
 from shoal.protocol.sums import REMEMBERED, Figures
 
 if TYPE_CHECKING:
-    from aggregator.strategies.base import ClientUpdate
+    from collections.abc import Sequence
+
+    from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy
     from shoal.protocol.documents import RunPlan
-    from shoal.simulation.engine.workforce import Workforce
+    from shoal.protocol.messages import Phase
+
+
+def figures_in(update: ClientUpdate) -> Figures:
+    """Return what a device seals to the keeper."""
+    return Figures(**{f.name: getattr(update, f.name) for f in dataclasses.fields(Figures)})
 
 
 class SecureRounds:
@@ -30,25 +41,52 @@ class SecureRounds:
     Args:
         run: its plan.
         devices: of the fleet.
+        strategy: its algorithm, which gets its looks here.
 
     Raises:
         ConfigError: the algorithm compares single updates.
     """
 
-    def __init__(self, run: RunPlan, devices: int) -> None:
-        check_keeper(run, devices)
+    def __init__(self, run: RunPlan, devices: int, strategy: Strategy) -> None:
+        check_keeper(run)
+        self._run = run.without_statistics
         self._most = most_summed(devices)
         self._unit = unit_of(run.recipe.norm_limit, run.length, self._most)
         self._recent: list[list[frozenset[bytes]]] = []
+        self._parts, self._inner = parts_of(strategy), inner_of(strategy)
+        self._nonce = b""
+        self._given: dict[str, ClientUpdate] = {}
+        self._looked: dict[tuple[Phase, int], Groups] = {}
+        self._looks = 0
+        if isinstance(self._inner, Looking):
+            self._inner.look = self._look
 
-    def __call__(self, given: list[ClientUpdate], workforce: Workforce) -> list[ClientUpdate]:
+    def _look(self, stand_ins: Sequence[ClientUpdate]) -> Groups:
+        """Return the groups of a cell's updates by the cosines of their sketches, as `aggregator.looks` does."""
+        key = stand_ins[0].phase, stand_ins[0].model
+        if key not in self._looked:
+            drawn = sorted(stand_ins, key=lambda u: sha256(self._nonce + u.device.encode()))[:MOST_LOOKED]
+            given = [self._given[device] for device in sorted(u.device for u in drawn)]
+            if self._looks == LOOKS:
+                return Groups((), used=LOOKS)
+            self._looks += 1
+            words = np.stack([sketch(u.row) for u in given]).view(np.int32).astype(np.float64)
+            lengths = np.array([u.norm for u in given]) / LENGTH
+            partitions = self._inner.partitions(self._run, words @ words.T * np.outer(lengths, lengths))
+            self._looked[key] = Groups(tuple(u.device for u in given), partitions, self._looks)
+        return self._looked[key]
+
+    def __call__(self, given: list[ClientUpdate], plan: RoundPlan) -> list[ClientUpdate]:
         """Return the stand-ins of a round's updates; those in no sum are left out."""
-        run, ids = workforce.run, {u.device: sha256(u.device.encode()) for u in given}
+        # As devices do: the choice would be the sign of a margin.
+        given = [dataclasses.replace(u, model=plan.assignments[u.device].scored[0]) if u.margins else u for u in given]
+        run, ids = self._run, {u.device: sha256(u.device.encode()) for u in given}
         nonce = sha256(b"".join(sorted(ids.values())) + len(self._recent).to_bytes(4, "big"))
-        cells = chosen_cells(given, ids, self._recent, run, nonce, most=self._most)
+        self._given, self._looked, self._nonce = {u.device: u for u in given}, {}, nonce
+        cells = chosen_cells(given, ids, self._recent, run, nonce, self._most, self._parts(given))
         found: list[ClientUpdate] = []
         for cell in cells:
-            figures = figures_of([Figures(loss=u.loss, correct=u.correct, tested=u.tested, norm=u.norm) for u in cell])
+            figures = figures_of([figures_in(u) for u in cell])
             mean = None
             if cell[0].vector is not None:
                 words = sum(

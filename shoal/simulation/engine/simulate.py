@@ -42,6 +42,7 @@ from shoal.simulation.engine.evaluation import Evaluation, assigned, evaluate
 from shoal.simulation.engine.private import PrivateStart
 from shoal.simulation.engine.ranks import ByCoordinates, current_ranks
 from shoal.simulation.engine.records import UNLIMITED_NORM, SimOptions, SimRound
+from shoal.simulation.engine.secure import SecureRounds
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
@@ -198,6 +199,7 @@ def simulate(
     *,
     watch: Watch | None = None,
     tamper: Tamper | None = None,
+    secure: bool = False,
     start: NDArray[np.float32] | None = None,
     backend: Backend | None = None,
     strategy: type[Strategy] | None = None,
@@ -215,6 +217,7 @@ def simulate(
         progress: called after every counted round.
         watch: called after every round; the number of a round that doesn't count is 0.
         tamper: changes the uploads of devices that attack; None if all are honest.
+        secure: close rounds on sums, as with a keeper (`shoal.simulation.engine.secure`).
         start: origins (origins, d), float32, as many as the strategy begins with (`StrategySettings.begins_with`); None draws
             them from the seed by torch's initialisation. They have no private coordinates.
         backend: computes similarities; numpy if None.
@@ -251,7 +254,7 @@ def simulate(
             f"{present} devices take part in a round, and a mean takes {run.recipe.min_contributors}: no model would ever change",
             hint="give more devices, a higher participation, or min_contributors=1 for means of single devices",
         )
-    single = run.recipe.robust != "off" or tamper is not None or private is not None or rounded
+    single = run.recipe.robust != "off" or tamper is not None or secure or private is not None or rounded
     if single and options.deferred:
         raise ConfigError(
             "deferred sums hold no single updates, which a robust mean, an attack, private coordinates and short precisions need",
@@ -293,6 +296,7 @@ def simulate(
         progress=progress,
         watch=watch,
         tamper=tamper,
+        secured=SecureRounds(run, len(population), made) if secure else None,
         name=name,
     )
     with limited_threads(options.threads):
@@ -311,13 +315,14 @@ class _Simulation:
         progress: Progress | None,
         watch: Watch | None,
         tamper: Tamper | None,
+        secured: SecureRounds | None,
         name: str,
     ) -> None:
         self.strategy, self.workforce, self.options = strategy, workforce, options
         self.name = name
         self.data = "" if options.checkpoint is None else checkpoint.data_digest(workforce.population)
         self._saves = options.checkpoint is not None and workforce.ranks.rank == 0
-        self.average, self.tamper = average, tamper
+        self.average, self.tamper, self.secured = average, tamper, secured
         self.longest = workforce.run.recipe.norm_limit * norm_room(workforce.run.recipe.precision_up)
         self.progress, self.watch = progress, watch
         self.names = workforce.population.names
@@ -337,6 +342,13 @@ class _Simulation:
     def _there(self, round_: int) -> tuple[str, ...]:
         return tuple(d for d in self.names if self.options.arrivals.get(d, 1) <= round_)
 
+    def _updates(self, plan: RoundPlan) -> list[ClientUpdate]:
+        """Return what the aggregator gets in a round: the devices' updates, or stand-ins for them."""
+        given = self.workforce.carry_out(plan)
+        if self.tamper is not None:
+            given = self.tamper(given, self.workforce)
+        return given if self.secured is None else self.secured(given, plan)
+
     def run(self) -> SimResult:
         state = self.strategy.init(self._there(1))
         run, options = self.workforce.run, self.options
@@ -355,9 +367,7 @@ class _Simulation:
                 raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
-            given = self.workforce.carry_out(plan)
-            if self.tamper is not None:
-                given = self.tamper(given, self.workforce)
+            given = self._updates(plan)
             short = tuple(c for c in given if c.norm <= self.longest)
             long = {c.device: c.norm for c in given if c.norm > self.longest}
             state, outcome, self.watched, screened = close_round(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from aggregator.keeper.memory import KeeperMemory, Opened
+from aggregator.keeper.memory import KeeperMemory, LooksUsed, Opened
+from aggregator.looks import LookAsked, LooksAsked
 from edge_client.upload_pieces import Pieces
 from shoal.protocol import jobs, shards, sums
 from shoal.protocol.codec import encode
@@ -39,8 +40,14 @@ def job(kind, vectors, **more):
 
 FIGURES = sums.Figures(loss=1.5, correct=3, tested=4, norm=2.0)
 CELL = sums.Cell(Phase.TRAIN, 1, True, (b"share", b"other", b"third"))
-CELL_FIGURES = sums.CellFigures(count=3, loss=1.5, correct=9, tested=12, norm=2.0)
+CELL_FIGURES = sums.CellFigures(
+    count=3, loss=1.5, correct=9, tested=12, norm=2.0, longest=3.0, margins=((0.5, 1.0, 1.5),)
+)
 OPENED = Opened(1, 2, DIGEST, ((KEY, NONCE, RUN),))
+LOOK = sums.Look(1, b"deal", b"masked", b"product")
+USED = LooksUsed(RUN, (DIGEST,), (DIGEST,))
+PARTITION = sums.Partition(b"\x00\x01", gap=True)
+ASKED = LookAsked(Phase.TRAIN, 1, 2, ("dev-1", "dev-2"))
 
 EXAMPLES = (
     FIGURES,
@@ -63,7 +70,15 @@ EXAMPLES = (
     sums.CellSums(run_id=RUN, round=2, request=DIGEST, cells=(CELL_FIGURES,)),
     sums.CellSums(run_id=RUN, round=2, request=DIGEST, refused="why", recent=(((KEY, NONCE, RUN),),)),
     OPENED,
-    KeeperMemory((OPENED,)),
+    LOOK,
+    USED,
+    PARTITION,
+    ASKED,
+    LooksAsked(2, 3, (ASKED,)),
+    sums.LookDeal(run_id=RUN, index=1, seed=DIGEST, share=b"share"),
+    sums.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,), look=LOOK),
+    sums.CellSums(run_id=RUN, round=2, request=DIGEST, masked=b"masked", partitions=(PARTITION,), used=1),
+    KeeperMemory((OPENED,), USED),
     shards.UploadPart(
         fleet="demo", run_id=RUN, round=2, phase=Phase.TRAIN, nonce=NONCE, device="dev-1", recipient=DIGEST, worker=1
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -11,58 +10,19 @@ import pytest
 from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.sums import NOT_OPENED, CellOpener, KeeperAwaitedError
-from crypto.seal.envelope import seal_to_member
-from crypto.seal.identity import Identity
 from crypto.sums.ring import hidden, unit_of
-from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import Roster
-from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Figures, KeeperShare, OpenCells, share_head
-from tests.helpers.plans import D, contribution, run_plan
-
-NONCE = b"n" * 16
-NAMES = tuple(f"dev-{at}" for at in range(12))
-MOST = 64
-
-
-@functools.cache
-def identity(name):
-    return Identity.generate(name)
-
-
-@functools.cache
-def plan():
-    keeper = {"keeper": identity("keeper").member, "most_summed": MOST}
-    return run_plan(**keeper, mode="rotation", weighting="uniform", min_contributors=3)
-
-
-def roster():
-    devices = tuple(identity(name).member for name in NAMES)
-    return Roster(
-        fleet="demo", sequence=3, issued_at_s=0, expires_at_s=1 << 40, aggregator=None, devices=devices, revoked=()
-    )
+from shoal.protocol.codec import decode
+from shoal.protocol.sums import Figures, OpenCells
+from tests.helpers.keepers import MOST, NAMES, NONCE, identity, plan_of, roster_of, seed_of, share
+from tests.helpers.plans import D, contribution
 
 
 def update(name, values, model=0, round_=1, pad=None, figures=None):
     """Return a device's update as it arrives: padded words, and a share for the keeper."""
-    pad = (name.encode() * 32)[:32] if pad is None else pad
     values = np.asarray(values, np.float32)
-    share = KeeperShare(
-        fleet="demo",
-        run_id=plan().run_id,
-        round=round_,
-        phase=Phase.TRAIN,
-        nonce=NONCE,
-        device=name,
-        recipient=plan().keeper.seal_key,
-        model=model,
-        length=D,
-        pad=pad,
-        figures=figures or Figures(loss=float(values[0]), correct=1, tested=2, norm=float(np.linalg.norm(values))),
-    )
-    head = share_head("demo", name, "keeper")
-    sealed = seal_to_member(identity(name), plan().keeper.seal_key, head, encode(share))
-    words = hidden(values, unit_of(plan().recipe.norm_limit, D, MOST), MOST, [(name.encode() * 32)[:32]])
+    figures = figures or Figures(loss=float(values[0]), correct=1, tested=2, norm=float(np.linalg.norm(values)))
+    sealed = share(name, model=model, round_=round_, pad=pad, figures=figures)
+    words = hidden(values, unit_of(plan_of().recipe.norm_limit, D, MOST), MOST, [seed_of(name)])
     made = contribution(name, np.zeros(D, np.float32), model=model)
     return dataclasses.replace(made, round=round_, vector=words.view(np.float32), share=sealed, loss=0.0, samples=0)
 
@@ -75,11 +35,11 @@ class Keeper:
         self.opener = self.make(directory)
 
     def make(self, directory):
-        return CellOpener(plan(), b"plan", directory, roster, self.asked.append)
+        return CellOpener(plan_of(), b"plan", directory, roster_of, self.asked.append)
 
     def answer(self, at=-1):
         request = decode(self.asked[at], OpenCells)
-        found = answered(request, plan(), roster=roster(), identity=identity("keeper"), memory=self.memory)
+        found = answered(request, plan_of(), roster=roster_of(), identity=identity("keeper"), memory=self.memory)
         self.memory = found.memory
         body = b"".join(pads.astype("<u4").tobytes() for pads in found.pads())
         self.opener.take(found.message, memoryview(body))
@@ -198,7 +158,7 @@ def test_other_answers_are_ignored(keeper):
     with pytest.raises(KeeperAwaitedError):
         keeper.opener.open(1, NONCE, updates)
     told = keeper.answer()
-    keeper.opener._answer = None
+    keeper.opener._answers.clear()
     keeper.opener.take(dataclasses.replace(told, request=bytes(32)), memoryview(b""))
     assert not keeper.opener.answered
 

@@ -13,7 +13,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.numerics.backend import cosine_from_gram
+from aggregator.numerics.silhouette import join_small
+from aggregator.strategies.cfl.split import candidates
+from aggregator.strategies.cfl.state import CflSettings
+from aggregator.strategies.fedgroup.strategy import group_gram
+from crypto.sums.looks import sketch
 from crypto.sums.ring import hidden, mean_of, unit_of
+from shoal import limits
 from shoal.owner.runs.plan import most_summed
 from shoal.protocol.recipe import DEFAULTS
 from shoal.protocol.sums import LEAST_CHANGE
@@ -35,11 +42,18 @@ LEFT_AFTER: Final = 6
 EACH: Final = 80
 """Images of a device."""
 RIDGE: Final = (1e-4, 1e-2, 1.0)
+LOOKED: Final = 20
+"""Devices that a look compares, beside the probe."""
 
 
 def attack_all(lab: Lab) -> dict[str, list[Result]]:
     """Return the results of every attack on a run with a keeper, by the attack's name."""
-    return {"colluding-device": [colluding(lab)], "label-mix": label_mix(lab), "leaver": leaver(lab)}
+    return {
+        "colluding-device": [colluding(lab)],
+        "label-mix": label_mix(lab),
+        "leaver": leaver(lab),
+        "probe": probe(lab),
+    }
 
 
 def words_of(updates: Sequence[Float32Vector]) -> tuple[list[NDArray[np.uint32]], Float32Vector]:
@@ -127,6 +141,69 @@ def label_mix(lab: Lab) -> list[Result]:
         )
         for size, r in zip(CELLS, found[1:], strict=True)
     ]
+
+
+def probe(lab: Lab) -> list[Result]:
+    """Return how much the groups of a look say of a class's share on a device, with a probe among the updates and without.
+
+    The probe is the direction in which updates differ by the share of that class, learnt from the attacker's own devices. The
+    aggregator gets sides of CFL's cut, or the two groups of FedGroup (EDC). The last row is that of a keeper that has a device:
+    it gets the cosines with the probe.
+    """
+    updates, mixes = _devices(lab, "probe", lab.trials(60, LOOKED), lab.private)
+    own, known = _devices(lab, "probe, own", lab.trials(300, 60), lab.public)
+    centred = own - own.mean(0)
+    gram = centred @ centred.T
+    directions = centred.T @ np.linalg.solve(
+        gram + RIDGE[1] * np.trace(gram) / len(gram) * np.eye(len(gram)), known - known.mean(0)
+    )
+    directions *= np.median(np.linalg.norm(updates, axis=1)) / np.linalg.norm(directions, axis=0)
+    found: dict[str, list[tuple[float, float]]] = {"CFL": [], "EDC": [], "cosines": []}
+    for start in range(0, len(updates) - LOOKED + 1, LOOKED):
+        part, shares = updates[start : start + LOOKED], mixes[start : start + LOOKED]
+        for label in range(CLASSES):
+            alone, probed = (_cosines(lab, rows) for rows in (part, np.vstack([part, directions[:, label]])))
+            for name, sides in (("CFL", _cut), ("EDC", _two)):
+                with_probe, without = (_related(sides(c)[:LOOKED], shares[:, label]) for c in (probed, alone))
+                found[name].append((with_probe, without))
+            found["cosines"].append((_related(probed[LOOKED, :LOOKED], shares[:, label]), 0.0))
+    attackers = {"cosines": "keeper with one device, which sends a probe"}
+    return [
+        Result(
+            name="probe",
+            attacker=attackers.get(name, ATTACKER),
+            success=float(np.mean([one for one, _ in pairs])),
+            chance=float(np.mean([other for _, other in pairs])),
+            unit="r",
+            margin=0.05,
+            note=f"{name}: share of a class on each of {LOOKED} devices; chance is without a probe",
+            keys="round",
+            devices=LOOKED,
+        )
+        for name, pairs in found.items()
+    ]
+
+
+def _cosines(lab: Lab, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cosines of updates (n, d) by their sketches under the round's rotation, as the keeper gets them."""
+    sketches = [sketch(lab.masked(row.astype(np.float32), "rotation")).view(np.int32) for row in rows]
+    words = np.stack(sketches).astype(np.float64)
+    return cosine_from_gram(words @ words.T)
+
+
+def _cut(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
+    side = np.zeros(len(cosines))
+    for cut in candidates(CflSettings(), cosines, limits.LEAST_CELL)[:1]:
+        side[list(cut.right)] = 1
+    return side
+
+
+def _two(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
+    return join_small(cosines, group_gram(cosines, 2, "edc", 0), limits.LEAST_CELL).astype(np.float64)
+
+
+def _related(told: NDArray[np.float64], share: NDArray[np.float64]) -> float:
+    return 0.0 if told.std() == 0 or share.std() == 0 else abs(float(np.corrcoef(told, share)[0, 1]))
 
 
 def leaver(lab: Lab) -> list[Result]:

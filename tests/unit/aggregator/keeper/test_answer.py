@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
 
 from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
-from crypto.seal.envelope import seal_to_member
-from crypto.seal.identity import Identity
 from crypto.sums.ring import add_pad
 from shoal.errors import UntrustedError
-from shoal.protocol.codec import encode
-from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Cell, Figures, KeeperShare, OpenCells, share_head
+from shoal.protocol.sums import Cell, Figures, KeeperShare, OpenCells
+from tests.helpers.keepers import NAMES, NONCE, identity, plan_of, roster_of, seed_of, share
 from tests.helpers.plans import D, run_plan
 
-NONCE = b"n" * 16
 NOTHING = KeeperMemory()
-FIGURES = Figures(loss=1.0, norm=2.0)
-NAMES = tuple(f"dev-{at}" for at in range(12))
-
-
-@functools.cache
-def identity(name):
-    return Identity.generate(name)
-
-
-@functools.cache
-def plan_of(run=1):
-    keeper = {"keeper": identity("keeper").member, "most_summed": 64}
-    return run_plan(
-        run=run, run_id=bytes([run]) * 16, **keeper, mode="rotation", weighting="uniform", min_contributors=3
-    )
-
-
-def roster_of(revoked=()):
-    devices = tuple(identity(name).member for name in NAMES)
-    return Roster(
-        fleet="demo", sequence=3, issued_at_s=0, expires_at_s=1 << 40, aggregator=None, devices=devices, revoked=revoked
-    )
-
-
-def share(name, *, run=1, round_=1, model=0, signer=None, pad=None, figures=FIGURES, **changes):
-    plan = plan_of(run)
-    told = KeeperShare(
-        fleet="demo",
-        run_id=plan.run_id,
-        round=round_,
-        phase=Phase.TRAIN,
-        nonce=NONCE,
-        device=name,
-        recipient=plan.keeper.seal_key,
-        model=model,
-        length=D,
-        pad=(name.encode() * 32)[:32] if pad is None else pad,
-        figures=figures,
-    )
-    told = dataclasses.replace(told, **changes)
-    head = share_head("demo", name, "keeper")
-    return seal_to_member(identity(signer or name), plan.keeper.seal_key, head, encode(told))
 
 
 def request(*cells, run=1, round_=1, **changes):
@@ -99,7 +52,7 @@ def refused(asked, memory=NOTHING, **options):
 def pads_of(names):
     total = np.zeros(D, np.uint32)
     for name in names:
-        add_pad(total, (name.encode() * 32)[:32])
+        add_pad(total, seed_of(name))
     return total
 
 
@@ -115,7 +68,14 @@ def test_figures_are_of_the_cell():
     told = [Figures(loss=at, correct=at, tested=10, norm=at + 1.0) for at in range(5)]
     shares = tuple(share(n, figures=f) for n, f in zip(NAMES, told, strict=False))
     (cell,) = opened(request(shares)).message.cells
-    assert (cell.loss, cell.correct, cell.tested, cell.norm) == (2.0, 10, 50, 3.0)
+    assert (cell.loss, cell.correct, cell.tested, cell.norm, cell.longest) == (2.0, 10, 50, 3.0, 4.0)
+
+
+def test_margins_have_no_names():
+    told = [Figures(norm=1.0, margins=(0.0, margin)) for margin in (0.3, -0.1, 0.2)]
+    shares = tuple(share(n, figures=f) for n, f in zip(NAMES, told, strict=False))
+    (cell,) = opened(request(shares)).message.cells
+    assert cell.margins == ((0.0, 0.0, 0.0), (-0.1, 0.2, 0.3))
 
 
 def test_same_request_same_answer():
@@ -176,6 +136,7 @@ def test_refusal_names_what_was_opened():
         {"figures": Figures(loss=1e39, norm=1.0)},
         {"figures": Figures(correct=3, tested=2, norm=1.0)},
         {"figures": Figures(norm=-1.0)},
+        {"figures": Figures(norm=1.0, margins=(0.0, 0.1))},
     ],
 )
 def test_false_share_is_named(false):

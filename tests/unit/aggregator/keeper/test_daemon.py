@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from aggregator.config import AggregatorConfig
 from aggregator.keeper import daemon
 from aggregator.keeper.memory import MEMORY_FILE
@@ -22,3 +25,11 @@ def test_doctor_looks_at_the_memory(tmp_path):
     assert (found["membership"], found["memory"], found["broker"]) == ("ok", "ok", "failure")
     (directory / MEMORY_FILE).unlink()
     assert results(directory)["memory"] == "failure"
+
+
+def test_keeper_is_small():
+    """Neither the program nor a look of CFL loads torch or scikit-learn."""
+    modules = "aggregator.keeper.daemon, aggregator.keeper.looks, aggregator.strategies.cfl, sys"
+    heavy = '{"torch", "sklearn", "scipy", "prometheus_client"} & sys.modules.keys()'
+    told = subprocess.run([sys.executable, "-c", f"import {modules}; print({heavy})"], capture_output=True, text=True)
+    assert told.stdout == "set()\n", told.stderr
