@@ -113,6 +113,7 @@ def bench_load(
     core_each: Annotated[
         bool, typer.Option("--core-each", help="Bind each process of the aggregator to one core, in turn.")
     ] = False,
+    keeper: Annotated[bool, typer.Option("--keeper", help="A run with a keeper, which opens sums.")] = False,
 ) -> Report:
     """Measure rounds through mosquitto and `shoal-aggregator serve`, with many device runtimes in a few processes.
 
@@ -121,8 +122,11 @@ def bench_load(
     """
     from shoal_lab.bench.load import measurement
 
-    if churn and prepared:
-        raise UsageError("--prepared has no devices that could leave", hint="leave out --prepared or --churn")
+    if prepared and (churn or keeper):
+        missing = "devices that could leave" if churn else "updates for a keeper"
+        raise UsageError(
+            f"--prepared has no {missing}", hint=f"leave out --prepared or --{'churn' if churn else 'keeper'}"
+        )
     data = measurement.measure(
         devices,
         model=model,
@@ -134,6 +138,7 @@ def bench_load(
         page=page,
         shards=shards,
         core_each=core_each,
+        with_keeper=keeper,
     )
     return Report(data | ({"page": True} if page else {}), measurement.words)
 

@@ -91,6 +91,8 @@ class Sample:
     shard_cpu_s: tuple[float, ...] = ()
     coordinator_vector_bytes: int = 0
     database_bytes: int = 0
+    keeper_cpu_s: float = 0.0
+    keeper_rss_mb_max: float = 0.0
 
 
 class LoadFleet(Stage):
@@ -106,6 +108,7 @@ class LoadFleet(Stage):
         core_each: bind each process of the aggregator to one core, in turn: the coordinator to the first, the workers to the
             next. On one core an aggregator has no intake threads.
         algorithm, rounds: of the run.
+        with_keeper: the run names a keeper, a process of its own.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class LoadFleet(Stage):
         core_each: bool = False,
         algorithm: str = "fedavg",
         rounds: int = 5,
+        with_keeper: bool = False,
     ) -> None:
         one_of("model", model, MODELS)
         _check_open_files(devices)
@@ -131,6 +135,8 @@ class LoadFleet(Stage):
         self.size, self.rounds, self.algorithm, self.shards = devices, rounds, algorithm, shards
         self.names = [f"dev-{place:05}" for place in range(devices)]
         bundle, unlike = _compiled(model), WITH_CHURN if churn else UNLIKE_A_FLEET
+        if with_keeper:
+            unlike = {**unlike, "min_contributors": limits.LEAST_CELL}
         options = Recipe(
             algorithm, as_settings(SETTINGS.get(algorithm, {})), rounds=rounds, local=LOCAL, seed=0, **unlike
         )
@@ -145,7 +151,7 @@ class LoadFleet(Stage):
             self.broker: BrokerProcess = stack.enter_context(
                 start_broker("mosquitto", root / "broker", queue=queue_limits(devices, self.model_bytes))
             )
-            super().__init__(root, self.broker.url, (), FLEET, shards)
+            super().__init__(root, self.broker.url, (), FLEET, shards, keeper="keeper" if with_keeper else "")
             self.fleet.add_devices(enrolment.init(self.device_dir(name), name).read_bytes() for name in self.names[1:])
             # One device joins in the usual way; the drivers derive the others' memberships from it (`driver.member_like`).
             self.add_device(self.names[0])
@@ -163,6 +169,8 @@ class LoadFleet(Stage):
         """Start `shoal-aggregator serve` with the limit on open files, and its workers unless they run."""
         sums = ["--interface", LOOPBACK] if self.workers else []
         program = super().start_aggregator(*self._page, *sums, *arguments)
+        if self.keeper and self.keeper not in self.programs:
+            self.start_keeper()
         resource.prlimit(program.pid, resource.RLIMIT_NOFILE, (self._open_files, self._open_files))
         for name in set(self.workers) - self.programs.keys():
             self._start(name, "aggregator", ["shard", "serve", str(self.worker_dir(name)), *sums])
@@ -230,6 +238,8 @@ class LoadFleet(Stage):
             shard_cpu_s=tuple(map(cpu_seconds, workers)),
             coordinator_vector_bytes=_size(self.run_dir.glob("vectors/*.f32")) + stored_vector_bytes(self.run_dir),
             database_bytes=_size(self.run_dir.glob(f"{DATABASE}*")),
+            keeper_cpu_s=cpu_seconds(self.programs[self.keeper].pid) if self.keeper else 0.0,
+            keeper_rss_mb_max=memory_mb(self.programs[self.keeper].pid)[1] if self.keeper else 0.0,
         )
 
     def reports(self) -> list[DriverReport]:

@@ -137,6 +137,10 @@ def figures(
         "uploads_fewest": min(r["contributed"] for r in records),
         "out_of_step": sum(len(r["out_of_step"]) for r in records),
     }
+    keeper = {
+        "keeper_cpu_s_per_round": spent("keeper_cpu_s") / len(measured),
+        "keeper_rss_mb_max": max(s.keeper_rss_mb_max for s in samples),
+    }
     return {
         "devices": fleet.size,
         "model_bytes": fleet.model_bytes,
@@ -155,6 +159,7 @@ def figures(
         "nacks": sum(r.nacks for r in reports),
         "reminders": sum(r.reminders for r in reports),
         **(churn if fleet.churn else {}),
+        **(keeper if fleet.keeper else {}),
         "shards": fleet.shards,
         "shard_rss_mb_max": max(s.shard_rss_mb_max for s in samples),
         "shards_cpu_ms_per_upload": 1e3 * sum(shards_s) / uploads,
@@ -182,6 +187,9 @@ def words(data: Mapping[str, Any]) -> list[str]:
         lines.insert(
             3, f"{data['uploads_per_s_median']:.0f} uploads a second from the first one to the last answer (median)"
         )
+    if "keeper_rss_mb_max" in data:
+        keeper_s, keeper_mb = data["keeper_cpu_s_per_round"], data["keeper_rss_mb_max"]
+        lines.append(f"keeper: {keeper_s:.3f} s of CPU a round, peak {keeper_mb:.0f} MB")
     if data.get("churn"):
         lines.append(
             f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
