@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from aggregator.looks import Looks, opened_seed
+from aggregator.numerics.rows import read_once
 from aggregator.rounds.closing import OpenedCells
 from aggregator.rounds.screening import NORM_LIMIT_RATIO
 from aggregator.shards.calculation import ShardsUnavailableError
@@ -224,8 +225,8 @@ class CellOpener:
             IntegrityError: it is longer than those that the devices report allow.
         """
         total = np.zeros(self._run.length, np.uint32)
-        for update in given:
-            total += update.row.view(np.uint32)
+        for row in read_once([update.row for update in given]):
+            total += row.view(np.uint32)
         return mean_of(total - pads, len(given), self._unit, mean_limit(self._run, figures.norm))
 
 
