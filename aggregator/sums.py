@@ -26,10 +26,12 @@ from aggregator.looks import Looks, opened_seed
 from aggregator.numerics.rows import read_once
 from aggregator.rounds.closing import OpenedCells
 from aggregator.rounds.screening import NORM_LIMIT_RATIO
+from aggregator.rounds.summed import OpenedSum
 from aggregator.shards.calculation import ShardsUnavailableError
 from aggregator.strategies.base import ClientUpdate, Event, Parts
 from crypto.seal.envelope import read_head
-from crypto.sums.ring import WORD_BYTES, mean_of, unit_of
+from crypto.sums.codes import added, opened_codes
+from crypto.sums.ring import WORD_BYTES, Words, mean_of, unit_of
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
@@ -194,7 +196,7 @@ class CellOpener:
         by_name = {update.device: update for update in updates}
         stand_ins: dict[str, ClientUpdate] = {}
         events = []
-        cells, start = [], 0
+        cells, sums, start = [], list[OpenedSum](), 0
         for cell, figures in zip(request.cells, told.cells, strict=True):
             names = [read_head(share)[0].sender for share in cell.shares]
             given = [by_name[name] for name in names]
@@ -205,10 +207,12 @@ class CellOpener:
                 pads = np.frombuffer(body, "<u4", self._run.length, start)
                 start += WORD_BYTES * self._run.length
                 try:
-                    mean = self._mean(given, pads, figures)
+                    total, mean = self._sum(given, pads, figures)
                 except IntegrityError as error:
                     events.append(not_opened(round_, given, str(error)))
                     continue
+                codes = opened_codes(added(update.checks for update in given), figures.pads)
+                sums.append(OpenedSum(cell.model, len(given), total, mean, codes))
             stand_ins |= {update.device: stand_in(update, mean, figures, at) for at, update in enumerate(given)}
         self._recent = [*self._recent, cells][-REMEMBERED:]
         left = [update for update in updates if update.device not in stand_ins]
@@ -216,10 +220,11 @@ class CellOpener:
         silent = [update for update in left if update.device not in told_of]
         if silent:
             events.append(not_opened(round_, silent, HIDING))
-        return OpenedCells(tuple(stand_ins[u.device] for u in updates if u.device in stand_ins), tuple(events))
+        used = tuple(stand_ins[u.device] for u in updates if u.device in stand_ins)
+        return OpenedCells(used, tuple(events), tuple(sums))
 
-    def _mean(self, given: Sequence[ClientUpdate], pads: np.ndarray, figures: CellFigures) -> Float32Vector:
-        """Return the mean of a cell's updates.
+    def _sum(self, given: Sequence[ClientUpdate], pads: Words, figures: CellFigures) -> tuple[Words, Float32Vector]:
+        """Return the sum of a cell's updates as fixed-point numbers, and their mean.
 
         Raises:
             IntegrityError: it is longer than those that the devices report allow.
@@ -227,7 +232,8 @@ class CellOpener:
         total = np.zeros(self._run.length, np.uint32)
         for row in read_once([update.row for update in given]):
             total += row.view(np.uint32)
-        return mean_of(total - pads, len(given), self._unit, mean_limit(self._run, figures.norm))
+        total -= pads
+        return total, mean_of(total, len(given), self._unit, mean_limit(self._run, figures.norm))
 
 
 def chosen_cells(

@@ -16,6 +16,7 @@ import numpy as np
 
 from aggregator.numerics.robust import winsorised
 from crypto.seal.envelope import open_from_member, read_head
+from crypto.sums.codes import CHECKS, added, check_pads
 from crypto.sums.ring import Words, add_pad
 from shoal import limits
 from shoal.digests import sha256
@@ -110,7 +111,17 @@ def answered(
     if reason:
         recent = tuple(tuple(tuple(sorted(c)) for c in before) for before in memory.recent)
         return Answer(dataclasses.replace(told, refused=reason, recent=recent), memory)
-    told = dataclasses.replace(told, cells=tuple(figures_of([share.figures for _, share in cell]) for cell in opened))
+    figures = [figures_of([share.figures for _, share in cell]) for cell in opened]
+    checks = CHECKS * len(plan.segments)
+    told = dataclasses.replace(
+        told,
+        cells=tuple(
+            dataclasses.replace(each, pads=added(check_pads(share.pad, checks) for _, share in cell))
+            if asked.trains
+            else each
+            for each, cell, asked in zip(figures, opened, request.cells, strict=True)
+        ),
+    )
     trained = [cell for cell, asked in zip(opened, request.cells, strict=True) if asked.trains]
     seeds = tuple(tuple(share.pad for _, share in cell) for cell in trained)
     return Answer(told, memory.opening(plan, request.round, digest, cells), seeds, plan.length)

@@ -23,6 +23,7 @@ from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
+from aggregator.rounds.summed import OpenedSum
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, Parts, RoundPlan, Strategy, of_one_round
 from aggregator.strategies.robust import RobustMean, Standings
 from shoal.protocol.documents import RunPlan
@@ -46,10 +47,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class OpenedCells:
-    """The stand-ins that a round is closed on, in order of their devices, and events about updates without one."""
+    """The stand-ins that a round is closed on, in order of their devices, events about updates without one, and the sums."""
 
     updates: tuple[ClientUpdate, ...]
     events: tuple[Event, ...] = ()
+    sums: tuple[OpenedSum, ...] = ()
 
 
 class Opener(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.state import EngineState, too_late
 from crypto.seal.identity import peek_document
+from crypto.sums.codes import CHECKS
 from shoal.errors import ShoalError
 from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
 from shoal.protocol.documents import RunPlan
@@ -118,6 +119,8 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
         return f"a share for a keeper of {len(upload.share)} bytes"
     if len(upload.sketch) != (4 * SKETCH_WORDS if run.looks and upload.length else 0):
         return f"a sketch of {len(upload.sketch)} bytes"
+    if len(upload.checks) != (CHECKS * len(run.segments) if run.keeper is not None and upload.length else 0):
+        return f"{len(upload.checks)} codes of the update"
     return ""
 
 

@@ -68,6 +68,7 @@ from aggregator.rounds.state import (
     opened,
     record_of,
 )
+from aggregator.rounds.summed import OpenedSum
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, in_order, parts_of
 from aggregator.strategies.robust import RobustMean
 from shoal import limits
@@ -411,9 +412,10 @@ class Engine:
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
         accepted, unopened = agreement.accepted, tuple[Event, ...]()
         opened: tuple[ClientUpdate, ...] | None = None
+        sums: tuple[OpenedSum, ...] = ()
         if self.opener is not None:
             cells = self.opener.open(plan.round, self.nonce(plan.round), accepted, parts_of(self.strategy))
-            accepted, opened, unopened = cells.updates, cells.updates, cells.events
+            accepted, opened, unopened, sums = cells.updates, cells.updates, cells.events, cells.sums
         if plan.final:
             outcome = Outcome({c.device: c.model for c in agreement.accepted}, self._ended_by(state))
         elif state.checkpoints_only:
@@ -439,7 +441,7 @@ class Engine:
             outcome = dataclasses.replace(outcome, events=(*outcome.events, Event(plan.round, FLEET_TOO_SMALL, found)))
         silent, quiet = after_silence(state)
         outcome = dataclasses.replace(outcome, events=(*outcome.events, *unopened, *quiet))
-        strategy, held = self._settle(state, plan, strategy, agreement, limit)
+        strategy, held = self._settle(state, plan, strategy, agreement, limit, sums)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step, opened))
         state = dataclasses.replace(
             state,
@@ -469,7 +471,13 @@ class Engine:
         )
 
     def _settle(
-        self, state: EngineState, plan: RoundPlan, strategy: Any, agreement: Agreement, limit: float
+        self,
+        state: EngineState,
+        plan: RoundPlan,
+        strategy: Any,
+        agreement: Agreement,
+        limit: float,
+        sums: tuple[OpenedSum, ...],
     ) -> tuple[Any, HeldModels]:
         """Return the strategy's state without vectors, and the models after the round."""
         held, settled = state.held, None
@@ -491,6 +499,7 @@ class Engine:
             models=models,
             limit=limit,
             signers=certifiers(state),
+            sums=sums,
         )
         return strategy, moved
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from aggregator.numerics.parted import is_parted
 from aggregator.rounds.relay import RelayedStep, States, is_state
+from aggregator.rounds.summed import OpenedSum, summed_body
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from aggregator.strategies.registry import plan_settings
 from crypto.seal.envelope import read_head
@@ -389,6 +390,7 @@ def after_round(
     models: Collection[int] = (),
     limit: float = 0.0,
     signers: int,
+    sums: Sequence[OpenedSum] = (),
 ) -> HeldModels:
     """Return the models after a round has closed.
 
@@ -405,6 +407,7 @@ def after_round(
         models: ids of all models after the round, unless it is the final one.
         limit: largest norm that an update of the round may have had, see `aggregator.rounds.screening.Screened`.
         signers: statements that certify a state (`signers_needed`).
+        sums: that were opened, in a run with a keeper.
     """
     given = tuple(given)
     known = held.known
@@ -457,7 +460,8 @@ def after_round(
     spare = _spare(moved, offers, signers) if used else frozenset[StateId]()
     # Inter-group aggregation adds other groups' means, so a mean may be longer than every update.
     limit = run.recipe.norm_limit if run.capabilities.scale else min(limit, run.recipe.norm_limit)
-    step = _kept_step(round_, relayed, open_states(states, used, run, spare), agreement.accepted, limit, run)
+    open_ = open_states(states, used, run, spare)
+    step = _kept_step(round_, relayed, open_, agreement.accepted, limit, run, sums)
     moved = dataclasses.replace(moved, states=states, steps=_retained(held.steps, step))
     return _tidied(_without_checkpoints_of_the_past(moved, models))
 
@@ -506,6 +510,7 @@ def _kept_step(
     accepted: tuple[ClientUpdate, ...],
     limit: float,
     run: RunPlan,
+    sums: Sequence[OpenedSum] = (),
 ) -> KeptStep:
     """Return the step of a round for devices, with its means."""
     key_id = next((c.key_id for c in accepted if c.vector is not None), bytes(16))
@@ -522,7 +527,7 @@ def _kept_step(
     if is_parted([mean for _, mean in moved]):
         means = _parted_means(round_, moved, key_id, run)
     else:
-        means = tuple(_kept_mean(step, mean, key_id, run) for step, mean in moved)
+        means = tuple(_kept_mean(step, mean, key_id, run, sums) for step, mean in moved)
     return KeptStep(Step(round_, recipes, open_, limit if means else 0.0), means)
 
 
@@ -545,9 +550,15 @@ def with_sums(
     return dataclasses.replace(held, states=states, steps=_retained(held.steps, new))
 
 
-def _kept_mean(step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPlan) -> KeptMean:
-    """Return a mean in the plan's precision, encoded once."""
+def _kept_mean(
+    step: RelayedStep, mean: Float32Vector, key_id: bytes, run: RunPlan, sums: Sequence[OpenedSum]
+) -> KeptMean:
+    """Return a mean in the plan's precision, or the sum that it is of in a run with a keeper; encoded once."""
     model, precision = step.state.model, run.recipe.precision_down
+    if run.keeper is not None:
+        body, vector = summed_body(mean, sums, segment_name(model, sharing=len(mean) < run.length), run)
+        data = np.frombuffer(body, np.uint8)
+        return KeptMean(model, step.contributors, key_id, vector, hashlib.sha256(body).digest(), body=data)
     if precision == "float32":
         return KeptMean(model, step.contributors, key_id, mean, _digest(mean))
     body = encode_vector(mean, precision, mean_seed(run.run_id, step.state.round, model))

@@ -184,6 +184,7 @@ class ClientUpdate:
             direction; 0 where not asked.
         share: sealed to the keeper, in a run that has one; ``vector`` then holds padded words of 32 bits until sums are opened.
         sketch: the padded words that a look compares, in a run that has looks.
+        checks: the padded codes of the update, in a run with a keeper.
         summed: whether vector and figures are those of a cell, so that none of them is this device's.
     """
 
@@ -206,6 +207,7 @@ class ClientUpdate:
     nearest: int = 0
     share: bytes = field(default=b"", repr=False)
     sketch: bytes = field(default=b"", repr=False)
+    checks: tuple[int, ...] = field(default=(), repr=False)
     summed: bool = False
 
     @property

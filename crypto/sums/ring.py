@@ -38,14 +38,13 @@ def unit_of(norm_limit: float, length: int, most: int) -> float:
     return norm_limit * min(1.0, SPREAD / math.sqrt(length)) / (LARGEST_SUM // most)
 
 
-def hidden(update: Float32Vector, unit: float, most: int, seeds: Iterable[bytes]) -> Words:
-    """Return a masked update as fixed-point numbers with a pad for each seed, (d,) uint32.
+def fixed(update: Float32Vector, unit: float, most: int) -> Words:
+    """Return a masked update as fixed-point numbers, (d,) uint32.
 
     Args:
         update: (d,) float32.
         unit: the step, of `unit_of`.
         most: most updates in a sum.
-        seeds: 32 random bytes each, which no other update has had.
 
     Raises:
         IntegrityError: a coordinate is not finite, or too large for a sum of ``most``.
@@ -60,6 +59,12 @@ def hidden(update: Float32Vector, unit: float, most: int, seeds: Iterable[bytes]
                 hint="a smaller learning rate or --local clip shortens updates; or have the owner raise --norm-limit",
             )
         words[at : at + _BLOCK] = steps.astype(np.int64).astype(np.uint32)
+    return words
+
+
+def hidden(update: Float32Vector, unit: float, most: int, seeds: Iterable[bytes]) -> Words:
+    """Return the `fixed` numbers of an update with a pad for each seed, 32 random bytes that no other update has had."""
+    words = fixed(update, unit, most)
     for seed in seeds:
         add_pad(words, seed)
     return words
@@ -80,13 +85,19 @@ def add_pad(words: Words, seed: bytes, part: int = 0) -> None:
         block += np.frombuffer(stream.update(zeros[: WORD_BYTES * len(block)]), "<u4")
 
 
+def average(total: Words, count: int, unit: float) -> Float32Vector:
+    """Return the mean of ``count`` updates from the sum of their fixed-point numbers, (d,) float32: the same bits everywhere."""
+    mean: Float32Vector = (total.view(np.int32) * (np.float64(unit) / count)).astype(np.float32)
+    return mean
+
+
 def mean_of(total: Words, count: int, unit: float, norm_limit: float) -> Float32Vector:
     """Return the mean of ``count`` updates from the sum of their fixed-point numbers, (d,) float32.
 
     Raises:
         IntegrityError: it is longer than ``norm_limit``, so the sum is not that of such updates: a pad was wrong.
     """
-    mean: Float32Vector = (total.view(np.int32) * (np.float64(unit) / count)).astype(np.float32)
+    mean = average(total, count, unit)
     norm = float(np.linalg.norm(mean))
     if norm > norm_limit * (1 + unit):
         raise IntegrityError(

@@ -2,7 +2,8 @@
 
     python deploy/locks/make.py
 
-A lock is a requirements file beside this one, named after an extra: edge.txt, edge-lite.txt, aggregator.txt, keeper.txt and fleet.txt.
+A lock is a requirements file beside this one, named after an extra: edge.txt, edge-lite.txt, aggregator.txt, keeper.txt and
+fleet.txt.
 Images, Debian packages and the lists of a release are installed from it with `pip install --require-hashes`.
 
 Rules:

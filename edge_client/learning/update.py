@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from crypto.mask.masking import mask
 from crypto.seal.envelope import SealedMessage, seal_message_to_member, seal_to_member
 from crypto.seal.identity import Identity
+from crypto.sums.codes import hidden_codes
 from crypto.sums.looks import hidden_sketch
-from crypto.sums.ring import SEED_BYTES, hidden, unit_of
+from crypto.sums.ring import SEED_BYTES, add_pad, fixed, unit_of
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
@@ -27,6 +28,7 @@ from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext
+from edge_client.models.sum_codes import update_codes
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual
 from edge_client.storage.scales import Scale
@@ -151,7 +153,7 @@ def carry_out(
         correct, tested = score.correct, score.count
     body: list[bytes | memoryview] = []
     pad = _pad(context.plan)
-    norm, model_norm, nearest, sketch = 0.0, 0.0, 0, b""
+    norm, model_norm, nearest, beside = 0.0, 0.0, 0, NOTHING
     private: Float32Vector | None = None
     left: Float32Vector | None = None
     if assignment.trains:
@@ -176,8 +178,8 @@ def carry_out(
         if assignment.train:
             sent = with_residual(delta, context.residual, chosen, assignment.phase)
             norm = float(np.linalg.norm(sent))
-            encoded = _encoded(context, sent, announcement.round, assignment.phase, pad)
-            body, left, sketch = [encoded.body], encoded.residual, _sketch(context.plan, encoded, pad)
+            encoded, beside = _encoded(context, sent, announcement.round, assignment.phase, pad, chosen)
+            body, left = [encoded.body], encoded.residual
             del sent, encoded
         del result, delta  # a large update is freed before it is sealed
     pieces = sealed_upload(
@@ -194,7 +196,7 @@ def carry_out(
         nearest=nearest,
         norm=norm,
         pad=pad,
-        sketch=sketch,
+        beside=beside,
     )
     residual = None if left is None else _residual(left, announcement, chosen, pieces[0])
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
@@ -233,10 +235,9 @@ def report_statistics(
     if context.plan.recipe.norm_noise:
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
     pad = _pad(context.plan)
-    encoded = _encoded(context, vector, announcement.round, assignment.phase, pad)
     model, norm = assignment.candidates[0], float(np.linalg.norm(vector))
-    sketch = _sketch(context.plan, encoded, pad)
-    sealed = sealed_upload(context, announcement, assignment, model, [encoded.body], pad=pad, sketch=sketch, norm=norm)
+    encoded, beside = _encoded(context, vector, announcement.round, assignment.phase, pad, model)
+    sealed = sealed_upload(context, announcement, assignment, model, [encoded.body], pad=pad, beside=beside, norm=norm)
     return Finished(sealed, model, 0.0, 0, 0)
 
 
@@ -261,22 +262,32 @@ def _pad(plan: RunPlan) -> bytes:
     return bytes(SEED_BYTES) if plan.keeper is None else os.urandom(SEED_BYTES)
 
 
-def _sketch(plan: RunPlan, encoded: Encoded, pad: bytes) -> bytes:
-    """Return the padded words that a look may compare; none in a run without looks."""
-    return hidden_sketch(encoded.masked, pad).astype("<u4", copy=False).tobytes() if plan.looks else b""
+class Beside(NamedTuple):
+    """What goes with a padded update: see the fields of Upload."""
+
+    sketch: bytes = b""
+    checks: tuple[int, ...] = ()
 
 
-def _encoded(context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes) -> Encoded:
+NOTHING: Final = Beside()
+
+
+def _encoded(
+    context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes, model: int
+) -> tuple[Encoded, Beside]:
     plan = context.plan
     if plan.keeper is not None:
         mask_key = context.round.derive_mask()
         masked = update if mask_key is None else mask(update, mask_key).values
         unit = unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
-        words = hidden(masked, unit, plan.most_summed, [pad])
-        return Encoded(words.astype("<u4", copy=False).data.cast("B"), masked, None)
+        words = fixed(masked, unit, plan.most_summed)
+        checks = hidden_codes(update_codes(words, context.round.keys, plan, model), pad)
+        add_pad(words, pad)
+        sketch = hidden_sketch(masked, pad).astype("<u4", copy=False).tobytes() if plan.looks else b""
+        return Encoded(words.astype("<u4", copy=False).data.cast("B"), masked, None), Beside(sketch, checks)
     seed = upload_seed(context.plan.run_id, round_, phase, context.identity.name)
     cuts = borders(len(update), len(context.plan.workers))
-    return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts)
+    return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts), NOTHING
 
 
 def _residual(left: Float32Vector, announcement: Announcement, model: int, header: SealedMessage) -> Residual:
@@ -300,7 +311,7 @@ def sealed_upload(
     nearest: int = 0,
     norm: float = 0.0,
     pad: bytes = bytes(SEED_BYTES),
-    sketch: bytes = b"",
+    beside: Beside = NOTHING,
 ) -> list[SealedMessage]:
     """Return an upload, sealed and signed; see `seal_pieces`.
 
@@ -318,7 +329,7 @@ def sealed_upload(
         nearest: see Upload.
         norm: of the update, for the keeper.
         pad: seed of the pad on the update, in a run with a keeper.
-        sketch: see Upload.
+        beside: what goes with a padded update.
     """
     attached = context.round.attachment(context.identity)
     samples, hits, tries = reported_counts(context.plan, len(context.shares.train), correct, tested)
@@ -347,7 +358,8 @@ def sealed_upload(
         statement=context.round.statement,
         nearest=nearest,
         precision=context.plan.recipe.precision_up,
-        sketch=sketch,
+        sketch=beside.sketch,
+        checks=beside.checks,
     )
     if context.plan.keeper is not None:
         upload = _with_share(context, upload, context.plan.keeper, norm, pad)

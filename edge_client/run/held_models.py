@@ -31,6 +31,7 @@ from edge_client.models.recipes import BLOCK, CatchUp, catch_up
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, Transcript
+from edge_client.models.sum_codes import checked_mean
 from edge_client.run.history import SignedElsewhereError, certifying, check_history
 from edge_client.run.policy import check_mean, mean_limit
 from shoal import limits
@@ -56,6 +57,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.shards import PART_LABEL, MeanPartHeader, borders, digest_over, mean_part_number, part_of
+from shoal.protocol.sizes import COORDINATE_BYTES
 from shoal.protocol.states import (
     FORKED_ROUND,
     RETAINED_STEPS,
@@ -419,7 +421,12 @@ class HeldModels:
         header, body = decode_prefix(plain, MeanHeader)
         if (header.round, header.model) != (round_, model) or sha256(body) != digest:
             raise UntrustedError(f"the mean of model {header.model} in round {header.round} is not the announced one")
-        return self._checked(header, self._decoded(round_, model, body), len(body))
+        plan, span = self._run.plan, self._span_of(model)
+        if plan.keeper is None:
+            return self._checked(header, self._decoded(round_, model, body), len(body))
+        keys = self._keys_named(round_, header.key_id)
+        masked = checked_mean(body, keys, plan, segment_of(self._held, model))
+        return self._checked(header, masked, COORDINATE_BYTES * (span.stop - span.start))
 
     def _checked(self, header: MeanHeader, masked: Float32Vector, body_bytes: int) -> Float32Vector:
         """Check a mean against the plan and the limits, and return it unmasked."""

@@ -357,7 +357,13 @@ def check_choices(recipe: Recipe) -> None:
         WireError: it can't.
     """
     _require_range("min_contributors in a run with a keeper", recipe.min_contributors, limits.LEAST_CELL, 65535)
-    needed = {"mode": "rotation", "weighting": "uniform", "robust": "off", "precision_up": "float32"}
+    needed = {
+        "mode": "rotation",
+        "weighting": "uniform",
+        "robust": "off",
+        "precision_up": "float32",
+        "precision_down": "float32",
+    }
     for name, value in needed.items():
         if getattr(recipe, name) != value:
             raise WireError(f"a run with a keeper needs {name}={value}, not {getattr(recipe, name)}")

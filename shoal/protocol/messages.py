@@ -227,6 +227,7 @@ class Upload:
         share: in a run with a keeper, the device's sealed `shoal.protocol.sums.KeeperShare`. Loss, counts and samples above are 0
             then, margins are left out, and the update is fixed-point numbers under a pad (`crypto.sums`), as long as in float32.
         sketch: with an update, in a run with looks: the padded words that a look compares (`crypto.sums.looks`).
+        checks: with an update, in a run with a keeper: its padded codes (`crypto.sums.codes`).
     """
 
     fleet: str
@@ -256,6 +257,7 @@ class Upload:
     parts: tuple[Fixed32, ...] = ()
     share: bytes = b""
     sketch: bytes = b""
+    checks: ArrayU32 = ()
     later: LaterFields = ()
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Final, TypeVar
 
 from shoal.digests import sha256
 from shoal.errors import WireError
-from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, message
+from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, message
 from shoal.protocol.documents import Member, require_name
 from shoal.protocol.messages import Phase, Sealed
 
@@ -200,6 +200,7 @@ class CellFigures:
         loss: mean of the losses; of five or more, the smallest and the largest count as their neighbours.
         correct, tested: sums.
         norm: median; longest: the largest, or of five or more the second largest.
+        pads: the sum of the pads on the devices' codes (`crypto.sums.codes`); empty in a cell without updates.
     """
 
     count: U32
@@ -209,6 +210,22 @@ class CellFigures:
     norm: float
     longest: float
     margins: tuple[tuple[float, ...], ...] = ()
+    pads: ArrayU32 = ()
+
+
+@message(174)
+@dataclass(frozen=True, slots=True)
+class SumCodes:
+    """What follows an opened sum on its way to devices: of how many updates it is, and its codes (`crypto.sums.codes`).
+
+    Attributes:
+        models: that its devices trained from; counts: of devices of each.
+        codes: of each segment of the sum.
+    """
+
+    models: ArrayU16
+    counts: ArrayU32
+    codes: ArrayU32
 
 
 @message(165)

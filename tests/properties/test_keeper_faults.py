@@ -18,6 +18,8 @@ import aggregator.sums
 from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.sums import CellOpener, KeeperAwaitedError
+from crypto.seal.envelope import read_head
+from crypto.sums.codes import code, hidden_codes, matches
 from crypto.sums.looks import hidden_sketch
 from crypto.sums.ring import hidden, unit_of
 from shoal.digests import sha256
@@ -40,6 +42,7 @@ from tests.helpers.plans import D, contribution
 
 ROUNDS, CRASH, LOSS = 4, 0.15, 0.2
 TRIALS_EACH = 20
+CODE_KEY = b"c" * 32
 
 
 class CrashError(Exception):
@@ -51,13 +54,16 @@ class Opener(CellOpener):
 
     trial = None
 
-    def _mean(self, given, pads, figures):
-        total = sum((u.row.view(np.uint32) for u in given), np.zeros(D, np.uint32)) - pads
-        exact = sum((self.trial.whole[u.round, u.device] for u in given), np.zeros(D, np.uint32))
-        assert (total == exact).all()
-        assert len(given) >= 3
-        self.trial.sums += 1
-        return super()._mean(given, pads, figures)
+    def _opened(self, round_, updates, request, told, body):
+        found = super()._opened(round_, updates, request, told, body)
+        for cell, opened in zip(request.cells, found.sums, strict=True):
+            names = [read_head(sealed)[0].sender for sealed in cell.shares]
+            exact = sum((self.trial.whole[round_, name] for name in names), np.zeros(D, np.uint32))
+            assert (opened.words == exact).all()
+            assert opened.count == len(names) >= 3
+            assert matches(exact.view(np.int32), CODE_KEY, {cell.model: len(names)}, opened.codes)
+            self.trial.sums += 1
+        return found
 
 
 class Trial:
@@ -95,10 +101,12 @@ class Trial:
         unit = unit_of(self.plan.recipe.norm_limit, D, MOST)
         self.whole[round_, name] = hidden(values, unit, MOST, ())
         made = dataclasses.replace(contribution(name, values), round=round_, loss=0.0, samples=0)
+        codes = code(self.whole[round_, name].view(np.int32), CODE_KEY, {made.model: 1})
         words = hidden(values, unit, MOST, [seed_of(name)])
         sealed = share(name, round_=round_, figures=Figures(norm=float(np.linalg.norm(values))))
         sketch = hidden_sketch(values, seed_of(name)).astype("<u4").tobytes()
-        return dataclasses.replace(made, vector=words.view(np.float32), share=sealed, sketch=sketch)
+        checks = hidden_codes(codes, seed_of(name))
+        return dataclasses.replace(made, vector=words.view(np.float32), share=sealed, sketch=sketch, checks=checks)
 
     def keeper(self, data):
         """Answer a request as a keeper whose memory is on the disk; what it answers stays so."""

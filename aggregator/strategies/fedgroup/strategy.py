@@ -472,7 +472,8 @@ class FedGroup:
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model.
 
-        While no groups are found, all take the one model. With groups of an earlier run one takes the model of least loss.
+        While no groups are found, all take the one model. With groups of an earlier run, or with a keeper, one takes the model
+        of least loss.
         """
         if state.search is not None:
             one = self.search.one
@@ -480,7 +481,8 @@ class FedGroup:
                 round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
             )
         models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
-        other = tuple(range(len(state.slots))) if self.run.origins > 1 else (self.auxiliary,)
+        by_loss = self.run.origins > 1 or self.look is not None
+        other = tuple(range(len(state.slots))) if by_loss else (self.auxiliary,)
         own = {device: (group,) for device, group in state.clusters.items()}
         assignments = {d: final_assignment(own.get(d, other)) for d in devices}
         used = {j for o in assignments.values() for j in o.candidates}
@@ -492,7 +494,9 @@ class FedGroup:
             return self.search.models_of(state.search)
         if not state.slots:
             return {}
-        return {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary, **self._directions(state)}
+        # The mean of the groups' models is no mean of opened cells.
+        auxiliary = {} if self.look is not None else {self.auxiliary: state.auxiliary}
+        return {**dict(enumerate(state.slots)), **auxiliary, **self._directions(state)}
 
     def scaling(self, state: FedGroupState) -> dict[int, tuple[int, tuple[str, ...]]]:
         """Return the groups and their devices; none if models are added up, which would be in unlike scales. See `Scaling`."""

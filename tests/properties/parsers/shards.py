@@ -71,6 +71,7 @@ EXAMPLES = (
     sums.CellSums(run_id=RUN, round=2, request=DIGEST, refused="why", recent=(((KEY, NONCE, RUN),),)),
     OPENED,
     LOOK,
+    sums.SumCodes((1, 2), (3, 4), (5, 6)),
     USED,
     PARTITION,
     ASKED,

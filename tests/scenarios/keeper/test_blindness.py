@@ -41,8 +41,9 @@ def shown(tmp_path, monkeypatch, keeper):
         return agree(held, offers, given, assignments)
 
     def record(*arguments):
-        made.append(encoded(*arguments))
-        return made[-1]
+        found = encoded(*arguments)
+        made.append(found[0])
+        return found
 
     def opened(*arguments):
         means.append(mean_of(*arguments))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 from shoal_lab.loopback.fleet import BROKER_URL, LoopbackError
 
+import aggregator.rounds.held_models
 import aggregator.sums
 import edge_client.learning.update
 from aggregator.keeper.memory import KeeperMemory
-from crypto.sums.ring import hidden
+from crypto.sums.ring import fixed
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
+from shoal.task.data_declaration import DataDeclaration
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, reasons, same_partition, thetas, truth_of
+from tests.helpers.tasks import logistic_bundle
 
 
 @pytest.fixture(scope="session")
@@ -35,19 +39,19 @@ def stages(tmp_path_factory):
 def sums(monkeypatch):
     """Integers of every update, and of every sum that was opened, as (devices, sum)."""
     made, opened = {}, []
-    mean = aggregator.sums.CellOpener._mean
+    open_sum = aggregator.sums.CellOpener._sum
 
-    def record(update, unit, most, seeds):
-        made.setdefault(len(made), hidden(update, unit, most, []))
-        return hidden(update, unit, most, seeds)
+    def record(update, unit, most):
+        made[len(made)] = fixed(update, unit, most)
+        return made[len(made) - 1].copy()
 
-    def open_mean(self, given, pads, figures):
-        total = sum((u.row.view(np.uint32) for u in given), np.zeros(self._run.length, np.uint32)) - pads
-        opened.append((len(given), total))
-        return mean(self, given, pads, figures)
+    def opening(self, given, pads, figures):
+        found = open_sum(self, given, pads, figures)
+        opened.append((len(given), found[0]))
+        return found
 
-    monkeypatch.setattr(edge_client.learning.update, "hidden", record)
-    monkeypatch.setattr(aggregator.sums.CellOpener, "_mean", open_mean)
+    monkeypatch.setattr(edge_client.learning.update, "fixed", record)
+    monkeypatch.setattr(aggregator.sums.CellOpener, "_sum", opening)
     return made, opened
 
 
@@ -164,3 +168,52 @@ def test_owner_stops_a_run_without_keeper(tmp_path, stages, restarted):
         assert before < last <= before + 2
         assert final == fleet.plan.recipe.rounds + 1
         assert len(set(thetas(fleet).values())) == 1
+
+
+def test_crafted_means_are_refused(tmp_path, stages, monkeypatch, caplog):
+    """An aggregator whose means are not those that were opened: no device takes a step, and each says why."""
+    true = aggregator.rounds.held_models.summed_body
+
+    def crafted(mean, sums, segment, run):
+        body, vector = true(mean, sums, segment, run)
+        words = np.frombuffer(body, "<u4", run.length).copy()
+        words[3] += 1
+        return words.tobytes() + body[words.nbytes :], vector
+
+    with fleet_of(tmp_path, stages, rounds=4, deadline_s=5.0) as fleet:
+        fleet.run_until(lambda: fleet.closed() >= 1, 60)
+        monkeypatch.setattr(aggregator.rounds.held_models, "summed_body", crafted)
+        with pytest.raises(LoopbackError):
+            fleet.run(120)
+        assert fleet.closed() == 2
+        assert fleet.service.state.received == {}
+        told = [reason for reason in reasons(caplog) if "that is no sum of 8 updates of its devices" in reason]
+        assert len(told) >= len(fleet.stage.devices)
+
+
+def test_shared_segments(tmp_path, stages):
+    """IFCA with a shared segment: its sums are over all cells, those of clusters over one."""
+    bundle = logistic_bundle(INPUTS, CLASSES, segment="shared")
+    options = {"algorithm": "ifca", "settings": {"k": 2}, "rounds": 6}
+    with fleet_of(tmp_path, stages, groups=2, bundle=bundle, **options) as fleet:
+        fleet.run(120)
+        models = [theta[: 4 * INPUTS * CLASSES] for theta in thetas(fleet).values()]
+        assert len(set(models)) == 1
+        assert len(set(thetas(fleet).values())) == 2
+
+
+def test_statistics_are_summed(tmp_path, stages):
+    """Devices that standardise by the fleet's figures get these from sums."""
+    features = DataDeclaration(
+        features=tuple(f"f{i}" for i in range(INPUTS)),
+        low=(-10,) * INPUTS,
+        high=(10,) * INPUTS,
+        standardise="federated",
+    )
+    bundle = logistic_bundle(INPUTS, CLASSES)
+    bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, data=features))
+    with fleet_of(tmp_path, stages, bundle=bundle, algorithm="cfl", rounds=4) as fleet:
+        fleet.run(120)
+        assert fleet.finished
+        assert len(set(thetas(fleet).values())) == 1
+        assert fleet.records()[-1]["loss"] < fleet.records()[1]["loss"]

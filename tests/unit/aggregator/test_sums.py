@@ -24,7 +24,8 @@ def update(name, values, model=0, round_=1, pad=None, figures=None):
     sealed = share(name, model=model, round_=round_, pad=pad, figures=figures)
     words = hidden(values, unit_of(plan_of().recipe.norm_limit, D, MOST), MOST, [seed_of(name)])
     made = contribution(name, np.zeros(D, np.float32), model=model)
-    return dataclasses.replace(made, round=round_, vector=words.view(np.float32), share=sealed, loss=0.0, samples=0)
+    told = {"share": sealed, "checks": (1, 2), "loss": 0.0, "samples": 0}
+    return dataclasses.replace(made, round=round_, vector=words.view(np.float32), **told)
 
 
 class Keeper:

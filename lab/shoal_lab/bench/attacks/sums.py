@@ -7,7 +7,7 @@ words are those of `crypto.sums`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +18,9 @@ from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.cfl.split import candidates
 from aggregator.strategies.cfl.state import CflSettings
 from aggregator.strategies.fedgroup.strategy import group_gram
+from crypto.sums.codes import added, code, matches
 from crypto.sums.looks import sketch
-from crypto.sums.ring import hidden, mean_of, unit_of
+from crypto.sums.ring import add_pad, hidden, mean_of, unit_of
 from shoal import limits
 from shoal.owner.runs.plan import most_summed
 from shoal.protocol.recipe import DEFAULTS
@@ -42,6 +43,8 @@ LEFT_AFTER: Final = 6
 EACH: Final = 80
 """Images of a device."""
 RIDGE: Final = (1e-4, 1e-2, 1.0)
+CRAFTED: Final = 1000
+"""Vectors that are tried as means."""
 LOOKED: Final = 20
 """Devices that a look compares, beside the probe."""
 
@@ -53,6 +56,8 @@ def attack_all(lab: Lab) -> dict[str, list[Result]]:
         "label-mix": label_mix(lab),
         "leaver": leaver(lab),
         "probe": probe(lab),
+        "crafted-mean": [crafted(lab)],
+        "keeper": keepers(lab),
     }
 
 
@@ -60,10 +65,13 @@ def words_of(updates: Sequence[Float32Vector]) -> tuple[list[NDArray[np.uint32]]
     """Return the padded words of updates (d,), as the aggregator has them, and the mean that it opens with their keeper."""
     length, most = len(updates[0]), most_summed(len(updates))
     unit = unit_of(DEFAULTS.norm_limit, length, most)
-    seeds = [hashlib.sha256(f"pad {at}".encode()).digest() for at in range(len(updates))]
-    words = [hidden(update, unit, most, [seed]) for update, seed in zip(updates, seeds, strict=True)]
+    words = [hidden(update, unit, most, [_seed(at)]) for at, update in enumerate(updates)]
     total = sum((hidden(update, unit, most, ()) for update in updates), np.zeros(length, np.uint32))
     return words, mean_of(total, len(updates), unit, DEFAULTS.norm_limit)
+
+
+def _seed(device: int) -> bytes:
+    return hashlib.sha256(f"pad {device}".encode()).digest()
 
 
 def nearest(update: Float32Vector, held: Sequence[NDArray[Any]]) -> float:
@@ -158,25 +166,25 @@ def probe(lab: Lab) -> list[Result]:
         gram + RIDGE[1] * np.trace(gram) / len(gram) * np.eye(len(gram)), known - known.mean(0)
     )
     directions *= np.median(np.linalg.norm(updates, axis=1)) / np.linalg.norm(directions, axis=0)
-    found: dict[str, list[tuple[float, float]]] = {"CFL": [], "EDC": [], "cosines": []}
+    found: dict[str, list[tuple[float, float]]] = {"probe": [], "probe, EDC": [], "probe, keeper": []}
     for start in range(0, len(updates) - LOOKED + 1, LOOKED):
         part, shares = updates[start : start + LOOKED], mixes[start : start + LOOKED]
         for label in range(CLASSES):
             alone, probed = (_cosines(lab, rows) for rows in (part, np.vstack([part, directions[:, label]])))
-            for name, sides in (("CFL", _cut), ("EDC", _two)):
+            for name, sides in (("probe", _cut), ("probe, EDC", _two)):
                 with_probe, without = (_related(sides(c)[:LOOKED], shares[:, label]) for c in (probed, alone))
                 found[name].append((with_probe, without))
-            found["cosines"].append((_related(probed[LOOKED, :LOOKED], shares[:, label]), 0.0))
-    attackers = {"cosines": "keeper with one device, which sends a probe"}
+            found["probe, keeper"].append((_related(probed[LOOKED, :LOOKED], shares[:, label]), 0.0))
+    attackers = {"probe, keeper": "keeper with one device, which sends a probe"}
     return [
         Result(
-            name="probe",
+            name=name,
             attacker=attackers.get(name, ATTACKER),
             success=float(np.mean([one for one, _ in pairs])),
             chance=float(np.mean([other for _, other in pairs])),
             unit="r",
             margin=0.05,
-            note=f"{name}: share of a class on each of {LOOKED} devices; chance is without a probe",
+            note=f"share of a class on each of {LOOKED} devices; chance is without a probe",
             keys="round",
             devices=LOOKED,
         )
@@ -204,6 +212,66 @@ def _two(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _related(told: NDArray[np.float64], share: NDArray[np.float64]) -> float:
     return 0.0 if told.std() == 0 or share.std() == 0 else abs(float(np.corrcoef(told, share)[0, 1]))
+
+
+def crafted(lab: Lab) -> Result:
+    """Return how many of `CRAFTED` vectors that are no opened sum a device takes from an aggregator without a device.
+
+    It has the opened sums of two rounds and their codes, and sends numbers of its own, other orders, fractions and sums of the
+    other round.
+    """
+    rng, most = lab.rng("crafted"), most_summed(CELLS[1])
+    unit, count = unit_of(DEFAULTS.norm_limit, lab.length, most), CELLS[1]
+    keys, sums, codes = [rng.bytes(32) for _ in range(2)], [], []
+    for round_, key in enumerate(keys):
+        updates = [lab.update(lab.pick(f"crafted {round_} {i}", EACH), ONE_EPOCH, seed=i) for i in range(count)]
+        words = [hidden(update, unit, most, ()).view(np.int32) for update in updates]
+        sums.append(np.sum(words, axis=0, dtype=np.int64).astype(np.int32))
+        codes.append(added(code(one, key, {0: 1}) for one in words))
+    kinds: tuple[Callable[[], Any], ...] = (
+        lambda: (rng.integers(-(1 << 31), 1 << 31, lab.length).astype(np.int32), codes[0]),
+        lambda: (rng.permutation(sums[0]), codes[0]),
+        lambda: ((sums[0] * rng.random()).astype(np.int32), codes[0]),
+        lambda: (sums[1], codes[rng.integers(2)]),
+    )
+    tried = (kinds[trial % len(kinds)]() for trial in range(CRAFTED))
+    accepted = sum(matches(values, keys[0], {0: count}, told) for values, told in tried)
+    return Result(
+        name="crafted-mean",
+        attacker="aggregator without a device, in a run with a keeper",
+        success=accepted / CRAFTED,
+        chance=0.0,
+        unit="share",
+        note=f"{accepted} of {CRAFTED} accepted",
+        keys="round",
+        devices=count,
+    )
+
+
+def keepers(lab: Lab) -> list[Result]:
+    """Return how near they come to one update who have the aggregator and its keeper, or one that was restored from a backup."""
+    updates = [lab.update(lab.pick(f"sums {i}", EACH), ONE_EPOCH, seed=i) for i in range(CELLS[1])]
+    words, mean = words_of(updates)
+    pad = np.zeros(lab.length, np.uint32)
+    add_pad(pad, _seed(0))
+    total, without = np.sum(updates, axis=0), np.sum(updates[1:], axis=0)
+    found = {
+        "keeper, with it": ((words[0] - pad).view(np.int32), "aggregator and its keeper"),
+        "keeper, restored": (total - without, "aggregator with a keeper from a backup, which opens a second partition"),
+    }
+    return [
+        Result(
+            name=name,
+            attacker=attacker,
+            success=cosine(np.asarray(vector, np.float64), updates[0]),
+            chance=cosine(mean, updates[0]),
+            unit="cosine",
+            note="the claim does not cover this",
+            keys="round",
+            devices=CELLS[1],
+        )
+        for name, (vector, attacker) in found.items()
+    ]
 
 
 def leaver(lab: Lab) -> list[Result]:

@@ -34,7 +34,7 @@ class Fleet:
 
     size, model_bytes, algorithm, rounds = 10, 400, "fedavg", 3
     churn = 0.0
-    shards, core_each = 1, False
+    shards, core_each, keeper = 1, False, ""
 
 
 def test_figures_leave_out_warm_up_and_final():
