@@ -57,6 +57,7 @@ DECLINE_REASONS: Final = {
     DeclineReason.UPLOAD: "upload refused",
     DeclineReason.DISK: "disk is full or fails",
     DeclineReason.STATE: "waits for a checkpoint",
+    DeclineReason.SUM: "refuses a mean that is no sum of updates",
     DeclineReason.KEYS: "waits for a round under the newer keys",
     DeclineReason.TRAINER: "its own training code is missing, another, or fails",
     DeclineReason.METERED: "its link is metered at this time of day",

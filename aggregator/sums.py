@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +49,7 @@ REQUEST_FILE: Final = "cells.bin"
 NOT_OPENED: Final = "not-opened"
 """Kind of the event that names devices whose updates are in no sum of the round."""
 
+SUSPECTED: Final = "left out, since one of these or of others spoils sums"
 HIDING: Final = "left out, so that neither a sum nor a difference of sums is of fewer than three devices"
 
 
@@ -116,6 +117,7 @@ class CellOpener:
         nonce: bytes,
         updates: Sequence[ClientUpdate],
         cells: Parts = lambda _given: {},
+        left_out: Collection[str] = (),
     ) -> OpenedCells:
         """Return the stand-ins for a round's updates.
 
@@ -124,6 +126,7 @@ class CellOpener:
             nonce: the round's.
             updates: of the round, in order of their devices.
             cells: returns the parts in which updates of one model are opened, by device; none opens each model as one.
+            left_out: devices of which one spoils sums, see `aggregator.rounds.suspects`.
 
         Raises:
             KeeperAwaitedError: the keeper has to answer first; it has been asked, and the same call continues.
@@ -134,7 +137,16 @@ class CellOpener:
             self._round, self._answers = round_, {}
         if self.looks is not None:
             self.looks.begin(round_, nonce)
-        parts = cells(updates)
+        away = [update for update in updates if update.device in left_out]
+        updates = [update for update in updates if update.device not in left_out]
+        found = self._closed(round_, nonce, updates, cells(updates))
+        aside = (not_opened(round_, away, SUSPECTED),) if away else ()
+        return dataclasses.replace(found, events=(*found.events, *aside))
+
+    def _closed(
+        self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], parts: Mapping[str, int]
+    ) -> OpenedCells:
+        """Return the stand-ins of updates, once the keeper has answered."""
         request = self._kept(round_)
         if request is None:
             request = self._request(round_, nonce, updates, parts)
@@ -197,6 +209,7 @@ class CellOpener:
         stand_ins: dict[str, ClientUpdate] = {}
         events = []
         cells, sums, start = [], list[OpenedSum](), 0
+        opened, spoilt = (defaultdict[int, tuple[str, ...]](tuple) for _ in range(2))
         for cell, figures in zip(request.cells, told.cells, strict=True):
             names = [read_head(share)[0].sender for share in cell.shares]
             given = [by_name[name] for name in names]
@@ -210,7 +223,9 @@ class CellOpener:
                     total, mean = self._sum(given, pads, figures)
                 except IntegrityError as error:
                     events.append(not_opened(round_, given, str(error)))
+                    spoilt[cell.model] += tuple(names)
                     continue
+                opened[cell.model] += tuple(names)
                 codes = opened_codes(added(update.checks for update in given), figures.pads)
                 sums.append(OpenedSum(cell.model, len(given), total, mean, codes))
             stand_ins |= {update.device: stand_in(update, mean, figures, at) for at, update in enumerate(given)}
@@ -221,7 +236,7 @@ class CellOpener:
         if silent:
             events.append(not_opened(round_, silent, HIDING))
         used = tuple(stand_ins[u.device] for u in updates if u.device in stand_ins)
-        return OpenedCells(used, tuple(events), tuple(sums))
+        return OpenedCells(used, tuple(events), tuple(sums), dict(opened), dict(spoilt))
 
     def _sum(self, given: Sequence[ClientUpdate], pads: Words, figures: CellFigures) -> tuple[Words, Float32Vector]:
         """Return the sum of a cell's updates as fixed-point numbers, and their mean.

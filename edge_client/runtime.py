@@ -483,8 +483,8 @@ class DeviceRuntime:
                 self._publish_presence(online=True)
             case io.OfferReceivingKeys():
                 transport.publish(*receiving_notice(member), retain=True)
-            case io.SendDecline(announcement, reason):
-                self._notes.decline(announcement, reason)
+            case io.SendDecline(announcement, reason, model):
+                self._notes.decline(announcement, reason, model)
             case rounds.Send(_, chunks):
                 self._uplink.send(mark, chunks, member.roster.active_count)
             case io.SendReminder(_, run_id, turn):
@@ -816,7 +816,7 @@ class DeviceRuntime:
             logging.INFO if isinstance(error, MeteredError) else logging.ERROR, "round skipped", extra={"kv": facts}
         )
         self._results.skip(announcement, error)
-        skipped = io.RoundSkipped(announcement, decline_reason(error))
+        skipped = io.RoundSkipped(announcement, decline_reason(error), getattr(error, "model", 0))
         self._go_on(self.session.job_finished(skipped, self._facts()))
 
     def _derive_ahead(self, announcement: Announcement) -> None:

@@ -101,6 +101,18 @@ class MissingStateError(IntegrityError):
     """A device lacks the state of a model that a round needs; it waits for a checkpoint."""
 
 
+class NoSumError(MissingStateError):
+    """A mean that is no sum of its round's updates, in a run with a keeper: the state after it can't be made.
+
+    Attributes:
+        model: whose mean it is.
+    """
+
+    def __init__(self, message: str, model: int) -> None:
+        super().__init__(message)
+        self.model = model
+
+
 class MeteredError(ShoalError):
     """The round falls into the hours in which the device's link is metered."""
 

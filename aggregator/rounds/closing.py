@@ -24,6 +24,7 @@ from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
 from aggregator.rounds.summed import OpenedSum
+from aggregator.rounds.suspects import Cells
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, Parts, RoundPlan, Strategy, of_one_round
 from aggregator.strategies.robust import RobustMean, Standings
 from shoal.protocol.documents import RunPlan
@@ -47,11 +48,20 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class OpenedCells:
-    """The stand-ins that a round is closed on, in order of their devices, events about updates without one, and the sums."""
+    """What a round is closed on.
+
+    Attributes:
+        updates: the stand-ins, in order of their devices.
+        events: about updates without one.
+        sums: that were opened.
+        opened, spoilt: devices of each model's cells whose sum is used, or is not.
+    """
 
     updates: tuple[ClientUpdate, ...]
     events: tuple[Event, ...] = ()
     sums: tuple[OpenedSum, ...] = ()
+    opened: Cells = field(default_factory=dict)
+    spoilt: Cells = field(default_factory=dict)
 
 
 class Opener(Protocol):
@@ -63,9 +73,10 @@ class Opener(Protocol):
         nonce: bytes,
         updates: Sequence[ClientUpdate],
         cells: Parts,
+        left_out: Collection[str],
         /,
     ) -> OpenedCells:
-        """Return the stand-ins of updates, which are in order of their devices; ``cells`` is `parts_of` for the strategy."""
+        """Return the stand-ins of updates, which are in order of their devices; see `aggregator.sums.CellOpener.open`."""
 
 
 def close_round(

@@ -69,11 +69,13 @@ from aggregator.rounds.state import (
     record_of,
 )
 from aggregator.rounds.summed import OpenedSum
+from aggregator.rounds.suspects import judged
+from aggregator.rounds.undoing import refused_models, undone
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, Strategy, in_order, parts_of
 from aggregator.strategies.robust import RobustMean
 from shoal import limits
 from shoal.protocol.documents import Roster, RunPlan
-from shoal.protocol.messages import Phase, Upload
+from shoal.protocol.messages import DeclineReason, Phase, Upload
 
 STOPPED: Final = "stopped"
 """Kind of the event in the record of the final round of a run that the owner has stopped."""
@@ -287,9 +289,11 @@ class Engine:
                 state = on_offline(state, device)
             case Left(device):
                 state = on_revoked(state, device)
-            case Declined(device, nonce, reason, other):
+            case Declined(device, nonce, reason, other, model):
                 if state.plan is not None and nonce == self.nonce(state.round):
                     state = on_declined(state, device, reason)
+                    if reason is DeclineReason.SUM:
+                        state = dataclasses.replace(state, disputed=state.disputed.adding(device, model))
                     others = state.others.adding(device, other) if other else state.others
                     state = dataclasses.replace(state, others=others)
             case ClientUpdate():
@@ -411,11 +415,25 @@ class Engine:
         limit = 0.0
         agreement = agree(held, offers_of(plan, held.states), in_order(state.contributions), plan.assignments)
         accepted, unopened = agreement.accepted, tuple[Event, ...]()
+        refused_means = frozenset[int]()
         opened: tuple[ClientUpdate, ...] | None = None
         sums: tuple[OpenedSum, ...] = ()
         if self.opener is not None:
-            cells = self.opener.open(plan.round, self.nonce(plan.round), accepted, parts_of(self.strategy))
+            nonce = self.nonce(plan.round)
+            left_out = held.suspects.left_out(nonce)
+            cells = self.opener.open(plan.round, nonce, accepted, parts_of(self.strategy), left_out)
             accepted, opened, unopened, sums = cells.updates, cells.updates, cells.events, cells.sums
+            refused_means = refused_models(dict(state.disputed.items()), agreement.accepted)
+            suspects, told = judged(
+                held.suspects,
+                plan.round,
+                spoilt=cells.spoilt,
+                opened=cells.opened,
+                refused=refused_means,
+                used={c.model for c in agreement.accepted if c.vector is not None},
+            )
+            state = dataclasses.replace(state, held=dataclasses.replace(held, suspects=suspects))
+            unopened = (*unopened, *told)
         if plan.final:
             outcome = Outcome({c.device: c.model for c in agreement.accepted}, self._ended_by(state))
         elif state.checkpoints_only:
@@ -442,6 +460,7 @@ class Engine:
         silent, quiet = after_silence(state)
         outcome = dataclasses.replace(outcome, events=(*outcome.events, *unopened, *quiet))
         strategy, held = self._settle(state, plan, strategy, agreement, limit, sums)
+        held = undone(held, refused_means)
         closed = RoundClosed(record_of(state, plan, outcome, refused, agreement.out_of_step, opened))
         state = dataclasses.replace(
             state,

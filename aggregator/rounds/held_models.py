@@ -27,6 +27,7 @@ import numpy as np
 from aggregator.numerics.parted import is_parted
 from aggregator.rounds.relay import RelayedStep, States, is_state
 from aggregator.rounds.summed import OpenedSum, summed_body
+from aggregator.rounds.suspects import Suspects
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from aggregator.strategies.registry import plan_settings
 from crypto.seal.envelope import read_head
@@ -171,6 +172,7 @@ class HeldModels:
         signed: the statements of the last round in which enough devices signed for a certificate, by device.
         links: encoded TranscriptEntry of each round after that one, at most `MAX_LINKS`.
         shipped: whether all devices have the origins from the run package.
+        suspects: who may spoil sums, in a run with a keeper.
     """
 
     key_version: int
@@ -188,6 +190,7 @@ class HeldModels:
     signed: Mapping[str, bytes] = field(default_factory=dict)
     links: tuple[bytes, ...] = ()
     shipped: bool = True
+    suspects: Suspects = field(default_factory=Suspects)
 
     @classmethod
     def begin(cls, run: RunPlan, devices: Iterable[str], key_version: int) -> HeldModels:

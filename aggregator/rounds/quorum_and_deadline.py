@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.standstill import named
 from aggregator.rounds.state import Order
+from aggregator.rounds.undoing import refused_models
 from shoal.membership.statements import signers_needed
 from shoal.protocol.messages import DeclineReason
 from shoal.util.console import counted
@@ -139,6 +140,9 @@ def is_abandoned(state: EngineState) -> bool:
     plan = state.plan
     # A final round stays open: its figures are the result of the run, and no later round could collect them. One that all
     # devices present have declined waits for a device that holds the model: its return gives the others their result too.
+    # If they have refused a mean, nobody can hold it: the run ends, and they keep the models of the round before.
+    if plan is not None and plan.final and refused_models(dict(state.disputed.items()), ()):
+        return not state.received and state.deadline_passed
     if plan is None or plan.final or state.received or not state.deadline_passed:
         return False
     return not state.awaited and (state.unasked > 0 or any(device in state.online for device in state.lacking))

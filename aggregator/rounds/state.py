@@ -164,12 +164,14 @@ class Declined:
 
     Attributes:
         other: the transcript in the statement of a refused upload, if it is not the run's; else empty.
+        model: with reason SUM, the one whose mean the device has refused.
     """
 
     device: str
     nonce: bytes
     reason: DeclineReason
     other: bytes = b""
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +333,7 @@ class EngineState:
         parted: whether the owner has revoked devices since the strategy last heard of it.
         head: the run's transcript with the announcement of the open round.
         others: device -> the other transcript that it has signed in the open round.
+        disputed: device -> the model whose mean it refuses in the open round.
         unasked: number of online devices without an order in the open round.
         deadline_passed: whether the deadline of the open round, or of the gathering, has passed.
         newest: the newest key version that is available.
@@ -361,6 +364,7 @@ class EngineState:
     parted: bool = False
     head: bytes = b""
     others: PersistentMap[str, bytes] = field(default_factory=PersistentMap)
+    disputed: PersistentMap[str, int] = field(default_factory=PersistentMap)
     unasked: int = 0
     deadline_passed: bool = False
     finished: bool = False
@@ -483,6 +487,7 @@ def opened(state: EngineState, plan: RoundPlan) -> EngineState:
         unfit=PersistentSet(),
         lacking=PersistentSet(),
         others=PersistentMap(),
+        disputed=PersistentMap(),
         unasked=sum(d not in plan.assignments for d in state.online),
         deadline_passed=False,
     )
@@ -515,7 +520,7 @@ def on_declined(state: EngineState, device: str, reason: DeclineReason) -> Engin
     here = device not in state.removed
     refused, lacks = (
         here and reason in (DeclineReason.UPLOAD, DeclineReason.KEYS),
-        here and reason is DeclineReason.STATE,
+        here and reason in (DeclineReason.STATE, DeclineReason.SUM),
     )
     unfit = here and not refused and not lacks
     return dataclasses.replace(

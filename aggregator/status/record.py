@@ -96,6 +96,7 @@ DECLINE_HINTS: Final = {
     DeclineReason.UPLOAD: "the aggregator's log has the reason",
     DeclineReason.DISK: "free some space on the device, and start it again: `shoal-edge status` there shows the error",
     DeclineReason.STATE: "wait: it takes a checkpoint by itself in one of the next rounds",
+    DeclineReason.SUM: "wait: the step is undone, and who spoils sums is searched for; if it goes on, look at the aggregator",
     DeclineReason.KEYS: "wait: it takes part again in the first round under the newer keys",
     DeclineReason.TRAINER: "the device's log and `shoal-edge status DIR` there have the reason: the task needs the trainer that "
     "its `--trainer` names, in the same version and with the same layout",

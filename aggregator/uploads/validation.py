@@ -93,7 +93,7 @@ class UploadVerifier:
         decline = self._control_message(device, transfer, roster, channels.DECLINE, Decline)
         if decline.run_id != self._run.run_id:
             raise UntrustedError("a decline for another run")
-        return Declined(device, decline.nonce, decline.reason)
+        return Declined(device, decline.nonce, decline.reason, model=decline.model)
 
     def reminder(self, device: str, transfer: Transfer, roster: Roster) -> Reminder:
         """Return the reminder in a transfer, possibly of another run; arguments as for `upload`.

@@ -10,7 +10,7 @@ from crypto.mask.derivation import subkey
 from crypto.sums.codes import CHECKS, Codes, code, matches
 from crypto.sums.ring import WORD_BYTES, Words, average, unit_of
 from shoal import limits
-from shoal.errors import UntrustedError
+from shoal.errors import NoSumError, UntrustedError
 from shoal.protocol.codec import decode
 from shoal.protocol.sums import MOST_CELLS, SumCodes
 
@@ -33,7 +33,7 @@ def update_codes(words: Words, keys: RoundKeys, plan: RunPlan, model: int) -> Co
     return tuple(c for name in names for c in code(values[plan.span(name)], code_key(keys, plan, name), {model: 1}))
 
 
-def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str) -> Float32Vector:
+def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str, model: int) -> Float32Vector:
     """Return the masked mean, (n,) float32, of an opened sum.
 
     Args:
@@ -41,9 +41,11 @@ def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str)
         keys: of the round.
         plan: the owner's.
         segment: its name; empty for whole vectors.
+        model: that moves by it.
 
     Raises:
-        UntrustedError: it is not a sum of updates of so many devices of this round.
+        NoSumError: it is not a sum of updates of so many devices of this round.
+        UntrustedError: of too few or too many devices.
         WireError: the bytes are no such sum.
     """
     span = plan.span(segment)
@@ -63,6 +65,6 @@ def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str)
         own = plan.span(name)
         part = values[own.start - start : own.stop - start]
         if not matches(part, code_key(keys, plan, name), counts, told.codes[CHECKS * at : CHECKS * (at + 1)]):
-            raise UntrustedError(f"a mean of round {keys.round} that is no sum of {total} updates of its devices")
+            raise NoSumError(f"a mean of round {keys.round} that is no sum of {total} updates of its devices", model)
     unit = unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
     return average(values.view("<u4"), total, unit)

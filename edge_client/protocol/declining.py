@@ -15,6 +15,7 @@ from shoal.errors import (
     IntegrityError,
     MeteredError,
     MissingStateError,
+    NoSumError,
     ReplacedKeysError,
     ShoalError,
     StorageError,
@@ -38,6 +39,8 @@ def decline_reason(error: ShoalError) -> DeclineReason:
             return DeclineReason.TRAINER
         case TaskError():
             return DeclineReason.TASK
+        case NoSumError():
+            return DeclineReason.SUM
         case MissingStateError():
             return DeclineReason.STATE
         case ReplacedKeysError():
@@ -57,12 +60,12 @@ class Declines:
     Attributes:
         index: the device's index in the roster.
         unfollowed: id of a run that the device could not follow, and the reason; None if absent.
-        last: nonce of the last declined announcement, and the reason; None if absent.
+        last: nonce of the last declined announcement, the reason, and the model of `Decline`; None if absent.
     """
 
     index: int
     unfollowed: tuple[bytes, DeclineReason] | None = None
-    last: tuple[bytes, DeclineReason] | None = None
+    last: tuple[bytes, DeclineReason, int] | None = None
 
     def run_refused(self, run_id: bytes, reason: DeclineReason) -> tuple[Declines, bool]:
         """Record that a run can't be followed; return also whether it had not failed before."""
@@ -85,10 +88,11 @@ class Declines:
         """Decline an announcement again if it was declined before: the aggregator may have restarted."""
         if self.last is None or self.last[0] != announcement.nonce:
             return self, ()
-        return self.decline(announcement, self.last[1])
+        return self.decline(announcement, *self.last[1:])
 
-    def decline(self, announcement: Announcement, reason: DeclineReason) -> Step:
+    def decline(self, announcement: Announcement, reason: DeclineReason, model: int = 0) -> Step:
         """Decline an announcement, if it has an assignment for this device."""
         if announcement.order_for(self.index) is None:
             return self, ()
-        return dataclasses.replace(self, last=(announcement.nonce, reason)), (SendDecline(announcement, reason),)
+        last = announcement.nonce, reason, model
+        return dataclasses.replace(self, last=last), (SendDecline(announcement, reason, model),)

@@ -203,10 +203,17 @@ class ControlMessages:
         self._transport = transport
         self._topic = topic
 
-    def decline(self, announcement: Announcement, reason: DeclineReason) -> None:
-        """Send a decline for an announcement."""
+    def decline(self, announcement: Announcement, reason: DeclineReason, model: int = 0) -> None:
+        """Send a decline for an announcement; ``model`` as in `Decline`."""
         member = self._membership
-        note = Decline(member.fleet, member.name, announcement.run_id, announcement.nonce, reason)
+        note = Decline(
+            fleet=member.fleet,
+            device=member.name,
+            run_id=announcement.run_id,
+            nonce=announcement.nonce,
+            reason=reason,
+            model=model,
+        )
         self._send(channels.DECLINE, note, announcement.round)
 
     def remind(

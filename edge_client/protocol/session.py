@@ -304,8 +304,8 @@ class DeviceSession:
                 return session._announced_again(facts) if new else (session, ())
             case io.CheckpointLocated(announcement, labels):
                 return self._begins_late(announcement, labels)
-            case io.RoundSkipped(announcement, reason):
-                session, declined = self._decline(announcement, reason)
+            case io.RoundSkipped(announcement, reason, model):
+                session, declined = self._decline(announcement, reason, model)
                 session, done = session._in_round(rounds.WorkFailed(announcement.nonce), facts)
                 return session, (*declined, *done)
             case io.DiskFailed():
@@ -467,8 +467,8 @@ class DeviceSession:
         presence, done = self.presence.connected(facts)
         return dataclasses.replace(self, presence=presence), done
 
-    def _decline(self, announcement: Announcement, reason: DeclineReason) -> Steps:
-        declines, done = self.declines.decline(announcement, reason)
+    def _decline(self, announcement: Announcement, reason: DeclineReason, model: int = 0) -> Steps:
+        declines, done = self.declines.decline(announcement, reason, model)
         return dataclasses.replace(self, declines=declines), done
 
     def _disk_failed(self, facts: Facts) -> Steps:

@@ -160,6 +160,7 @@ class RoundSkipped:
 
     announcement: Announcement
     reason: DeclineReason
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,11 @@ class OfferReceivingKeys:
 
 @dataclass(frozen=True, slots=True)
 class SendDecline:
-    """Decline an announced round."""
+    """Decline an announced round; ``model`` as in `Decline`."""
 
     announcement: Announcement
     reason: DeclineReason
+    model: int = 0
 
 
 @dataclass(frozen=True, slots=True)

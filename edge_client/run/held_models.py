@@ -425,7 +425,7 @@ class HeldModels:
         if plan.keeper is None:
             return self._checked(header, self._decoded(round_, model, body), len(body))
         keys = self._keys_named(round_, header.key_id)
-        masked = checked_mean(body, keys, plan, segment_of(self._held, model))
+        masked = checked_mean(body, keys, plan, segment_of(self._held, model), model)
         return self._checked(header, masked, COORDINATE_BYTES * (span.stop - span.start))
 
     def _checked(self, header: MeanHeader, masked: Float32Vector, body_bytes: int) -> Float32Vector:

@@ -92,7 +92,8 @@ class DeclineReason(IntEnum):
     device's upload; only the aggregator records it, and no device sends it. DISK: the disk is full or fails; the device's
     program ends. STATE: the device lacks the state of a model, and waits for a checkpoint. KEYS: the round is under keys that
     the owner has replaced, and the device waits for one under the newer keys. METERED: the device's link costs money at this
-    time of day. TRAINER: the device has not the task's own training code, or that has failed.
+    time of day. TRAINER: the device has not the task's own training code, or that has failed. SUM: a mean is no sum of
+    its round's updates, in a run with a keeper.
     """
 
     DATA = 1
@@ -105,6 +106,7 @@ class DeclineReason(IntEnum):
     KEYS = 8
     TRAINER = 9
     METERED = 10
+    SUM = 11
 
 
 @message(11)
@@ -440,13 +442,18 @@ class Sealed:
 @message(24)
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A device's notice that it will send no upload for the announcement with ``nonce``."""
+    """A device's notice that it will send no upload for the announcement with ``nonce``.
+
+    Attributes:
+        model: with reason SUM, the one whose mean it is.
+    """
 
     fleet: str
     device: str
     run_id: Fixed16
     nonce: Fixed16
     reason: DeclineReason
+    model: U16 = 0
     later: LaterFields = ()
 
     def __post_init__(self) -> None:

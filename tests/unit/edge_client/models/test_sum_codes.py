@@ -12,7 +12,7 @@ from crypto.mask.schedule import VersionKey
 from crypto.sums.codes import added
 from crypto.sums.ring import average, fixed, unit_of
 from edge_client.models.sum_codes import checked_mean, update_codes
-from shoal.errors import UntrustedError, WireError
+from shoal.errors import NoSumError, UntrustedError, WireError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.sums import SumCodes
@@ -53,7 +53,7 @@ def body_of(plan, *sums, segment=""):
 @pytest.mark.parametrize("cells", [[(0, 3)], [(0, 5), (1, 4)], [(2, 3), (2, 7)]])
 def test_sums_are_taken(plan, cells):
     body, vector = body_of(plan, *(opened(plan, *cell) for cell in cells))
-    found = checked_mean(memoryview(body), keys_of(plan), plan, "")
+    found = checked_mean(memoryview(body), keys_of(plan), plan, "", 0)
     assert found.tobytes() == vector.tobytes()
 
 
@@ -61,7 +61,7 @@ def test_one_cell_of_several(plan):
     cells = [opened(plan, model, 4) for model in range(5)]
     body, vector = summed_body(cells[3].mean, cells, "", plan)
     assert vector.tobytes() == cells[3].mean.tobytes()
-    assert (checked_mean(memoryview(body), keys_of(plan), plan, "") == cells[3].mean).all()
+    assert (checked_mean(memoryview(body), keys_of(plan), plan, "", 0) == cells[3].mean).all()
 
 
 @pytest.mark.parametrize("segment", ["shared", "cluster", ""])
@@ -70,10 +70,10 @@ def test_segments_have_codes_of_their_own(plan, segment):
     cells = opened(plan, 0, 4), opened(plan, 1, 3)
     chosen = cells if segment == "shared" else cells[:1]
     body, vector = body_of(plan, *chosen, segment=segment)
-    assert (checked_mean(memoryview(body), keys_of(plan), plan, segment) == vector).all()
+    assert (checked_mean(memoryview(body), keys_of(plan), plan, segment, 0) == vector).all()
     if segment:
-        with pytest.raises((UntrustedError, WireError)):
-            checked_mean(memoryview(body), keys_of(plan), plan, "cluster" if segment == "shared" else "shared")
+        with pytest.raises((NoSumError, UntrustedError, WireError)):
+            checked_mean(memoryview(body), keys_of(plan), plan, "cluster" if segment == "shared" else "shared", 0)
 
 
 def crafted(plan):
@@ -105,11 +105,11 @@ def crafted(plan):
 
 def test_crafted_means_are_refused(plan):
     for made in crafted(plan):
-        with pytest.raises((UntrustedError, WireError)):
-            checked_mean(memoryview(made), keys_of(plan), plan, "")
+        with pytest.raises((NoSumError, UntrustedError, WireError)):
+            checked_mean(memoryview(made), keys_of(plan), plan, "", 0)
 
 
 def test_more_updates_than_the_plan_allows(plan):
     body, _ = body_of(plan, opened(plan, 0, 60), opened(plan, 1, 60))
     with pytest.raises(UntrustedError, match="a sum of"):
-        checked_mean(memoryview(body), keys_of(plan), plan, "")
+        checked_mean(memoryview(body), keys_of(plan), plan, "", 0)

@@ -114,7 +114,7 @@ def test_a_member_comes_back_as_one():
             ),
             5 + 6 + 3,
         ),
-        (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -3),
+        (Decline("demo", "a", bytes(16), bytes(16), DeclineReason.DATA), -5),
     ],
 )
 def test_unknown_enumeration_is_refused(message, at):
