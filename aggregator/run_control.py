@@ -6,11 +6,12 @@ The daemon and the loopback fleet hand over each verified request; `aggregator.o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
+from aggregator.rounds.standstill import named
 from aggregator.rounds.state import WORDS, Order, RunPhase, may_follow, phase_of
 from aggregator.run_log import cluster_sizes
 from aggregator.standing import StandingOrders
@@ -44,6 +45,7 @@ from shoal.membership.signed_plans import open_package
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
 from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
+from shoal.util.console import counted
 from shoal.util.files import write_atomic
 from shoal.version import VERSION
 
@@ -427,6 +429,14 @@ def _log_record(record: dict[str, Any]) -> LogRecord:
         correct=record["correct"],
         tested=record["tested"],
         cluster_sizes=tuple(cluster_sizes(record["clusters"])),
-        events=tuple(str(event["kind"]) for event in record["events"]),
+        events=tuple(map(event_words, record["events"])),
         bytes_up=record["bytes_up"],
     )
+
+
+def event_words(event: Mapping[str, Any]) -> str:
+    """Return an event's kind, with the devices that it names, or the number of a look."""
+    kind, devices = str(event["kind"]), event.get("devices")
+    if kind == "look":
+        return f"look {event['used']} at {counted(int(event['devices']), 'device')}"
+    return f"{kind} ({named(devices)})" if isinstance(devices, list) and devices else kind

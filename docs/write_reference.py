@@ -32,8 +32,7 @@ from shoal.util.options import reveal  # noqa: E402
 
 FOLDER: Final = ROOT / "docs" / "reference"
 SCRIPTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-PROGRAMS: Final = {"shoal-fleet": "owner", "shoal-aggregator": "aggregator", "shoal-edge": "edge", "shoal": ""}
-"""Each program, and the party whose keys it has."""
+PROGRAMS: Final = ("shoal-fleet", "shoal-aggregator", "shoal-edge", "shoal-keeper", "shoal")
 KINDS: Final = {Path: "PATH", int: "N", float: "X", str: "TEXT"}
 GENERATED: Final = "[`docs/write_reference.py`](../write_reference.py) writes this page from the programs."
 VARIABLES: Final = {
@@ -50,7 +49,7 @@ def cli_page() -> str:
     lines = [
         "# Commands",
         "",
-        "This page lists every command of the four programs, with its options.",
+        "This page lists every command of the five programs, with its options.",
         GENERATED,
         "",
         "All programs have `--version`, `--help` and `-h`, and for shells `--install-completion` and `--show-completion`.",
@@ -70,6 +69,8 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
     if not hasattr(command, "list_commands"):
         yield words, command
         return
+    if command.invoke_without_command:
+        yield words, command
     context = command.make_context(command.name, [], resilient_parsing=True)
     for name in command.list_commands(context):
         found = command.get_command(context, name)
@@ -166,7 +167,8 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "This page lists every setting of the three programs, and the limits.",
+        "This page lists every setting of devices, the aggregator and the owner, and the limits. A keeper has settings of the",
+        "aggregator.",
         GENERATED,
         "",
         "`run`, `serve` and `doctor` read, in this order, flags, variables, systemd's",

@@ -72,5 +72,6 @@ def serve(config: AggregatorConfig) -> None:
         NotEnrolledError: the directory has not joined a fleet.
         IntegrityError: its memory is missing.
     """
+    WorkerMembership(config.dir)  # before a file is written
     with serving(config.dir, hint="one program serves a keeper; end the other first"):
         KeeperDaemon(config, config.dir).serve()

@@ -178,9 +178,11 @@ def test_parties_have_the_listed_channels(any_reef):
             "new": [(Party.NEWCOMER, access.TOKEN)],
         }
         if reef.owner.users.dynamic:
-            # Patterns hold for all users that they do not exclude, so these two are devices too, of their own names.
+            # Patterns hold for all users that they do not exclude, so these are devices and helpers too, of their own names.
             for name in ("owner", "aggregator"):
                 roles[name].append((Party.DEVICE, name))
+            for name in ("owner", "aggregator", "dev-1", "dev-2"):
+                roles[name].append((Party.WORKER, name))
         access.check(clients, roles)
     finally:
         for client in clients.values():

@@ -133,16 +133,15 @@ def _workers_access(fleet: str, workers: Iterable[str]) -> list[str]:
     return lines
 
 
-def pattern_acl(fleet: str, aggregator: str, prefix: str = "", workers: Iterable[str] = ()) -> str:
-    """Return the access list for a broker with the dynamic security plugin, which creates devices' users while it runs.
+def pattern_acl(fleet: str, aggregator: str, prefix: str = "") -> str:
+    """Return the access list for a broker with the dynamic security plugin, which creates users while it runs.
 
     ``prefix`` is Home Assistant's; empty without access for its sensors.
     """
     topics = Topics(fleet)
     lines = [
-        f"# Fleet {fleet}. Made by `shoal-fleet broker-config --dynamic`. A new device needs no change here: %u is its user.",
+        f"# Fleet {fleet}. Made by `shoal-fleet broker-config --dynamic`. A new party needs no change here: %u is its user.",
         *_common_access(fleet, aggregator, prefix),
-        *_workers_access(fleet, workers),
         "",
         f"user {OWNER_NAME}",
         f"topic readwrite {CONTROL}/#",
@@ -151,11 +150,12 @@ def pattern_acl(fleet: str, aggregator: str, prefix: str = "", workers: Iterable
         f"user {ENROL_USER}",
         *(
             f"topic deny {topics.root}/{branch}/#"
-            for branch in sorted(_branches(Party.DEVICE) - _branches(Party.NEWCOMER))
+            for branch in sorted((_branches(Party.DEVICE) | _branches(Party.WORKER)) - _branches(Party.NEWCOMER))
         ),
         *(["", f"user {HOME_ASSISTANT_USER}", f"topic deny {topics.root}/#"] if prefix else []),
         "",
         *_access("pattern", fleet, Party.DEVICE, "%u"),
+        *_access("pattern", fleet, Party.WORKER, "%u"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -401,7 +401,7 @@ def _write(
     if fleet.users.dynamic:
         plugin = plugin or debian_plugin()
         write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
-        access = pattern_acl(fleet.name, aggregator.name, prefix, workers)
+        access = pattern_acl(fleet.name, aggregator.name, prefix)
     else:
         plugin = None
         write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())

@@ -146,6 +146,7 @@ def add_worker(directory: Directory, card: CardFile, fingerprint: Expected = "",
     note(
         f"next: shoal-aggregator shard join DIR GRANT --owner {fleet.fingerprint}; workers so far: {len(fleet.workers)}"
     )
+    broker_users(fleet, "takes the worker", published=False)
 
 
 @app.command("remove-worker")
@@ -168,6 +169,7 @@ def add_keeper(directory: Directory, card: CardFile, fingerprint: Expected = "",
     fleet = open_fleet(directory)
     _say_grant(fleet.add_keeper(card.read_bytes(), fingerprint), fleet, as_json=json)
     note(f"next: shoal-keeper join DIR GRANT --owner {fleet.fingerprint}")
+    broker_users(fleet, "takes the keeper", published=False)
 
 
 @app.command("remove-keeper")

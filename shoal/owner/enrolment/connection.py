@@ -149,7 +149,8 @@ class OwnerConnection:
                 update_users(self._fleet, removed=[replaced])
                 update_users(self._fleet, admitted=[roster.aggregator.name])
             # After the roster, so that a revoked device can still read that it is.
-            update_users(self._fleet, admitted=list(roster.active()), removed=roster.revoked)
+            helpers = [party.name for party in (*self._fleet.workers, *self._fleet.keepers)]
+            update_users(self._fleet, admitted=[*roster.active(), *helpers], removed=roster.revoked)
 
     def flush(self) -> None:
         """Wait until the broker has everything that was published; on failure the connection is closed.

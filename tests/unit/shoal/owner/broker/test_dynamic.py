@@ -130,7 +130,10 @@ def test_access_list_has_no_line_a_device():
     text = pattern_acl("reef", "aggregator")
     assert "\npattern write shoal/v1/reef/d/%u/up\n" in text
     assert text.count("$CONTROL") == 1
-    assert "user enrol\ntopic deny shoal/v1/reef/d/#\ntopic deny shoal/v1/reef/s/#\n" in text
+    assert (
+        "user enrol\ntopic deny shoal/v1/reef/d/#\ntopic deny shoal/v1/reef/s/#\ntopic deny shoal/v1/reef/w/#\n" in text
+    )
+    assert "\npattern read shoal/v1/reef/w/%u/job\n" in text
     assert "user owner\ntopic readwrite $CONTROL/dynamic-security/v1/#\n" in text
 
 
