@@ -85,6 +85,7 @@ def lines(document: dict[str, Any], fleet: FleetStatus) -> Iterator[str]:
     for r in runs:
         now = "" if fleet.run is None or fleet.run.run != r["run"] else text.round_line(fleet.run)
         yield from _run_lines(r, now)
+    yield from text.cluster_lines(fleet)
 
 
 def _run_lines(r: dict[str, Any], now: str) -> list[str]:

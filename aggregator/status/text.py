@@ -80,6 +80,17 @@ def device_lines(status: FleetStatus) -> list[str]:
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
 
 
+def cluster_lines(status: FleetStatus) -> list[str]:
+    """Return a line for each of the run's first clusters, with its devices; none for a single cluster."""
+    clusters = () if status.run is None else status.run.clusters
+    called = {device.name: shown(device) for device in status.devices}
+    lines = []
+    for cluster in clusters[:NAMES_SHOWN] if len(clusters) > 1 else ():
+        fit = "" if cluster.accuracy is None else f" ({100 * cluster.accuracy:.1f}%)"
+        lines.append(f"  cluster {cluster.id}{fit}: {named([called.get(name, name) for name in cluster.members])}")
+    return lines
+
+
 def worker_lines(status: FleetStatus) -> list[str]:
     """Return how many workers or keepers are online, and a line for each; empty without them."""
     if not status.workers:

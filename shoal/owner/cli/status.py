@@ -135,6 +135,7 @@ def _lines(record: FleetStatus, *, answered: bool) -> list[str]:
     if answered:
         lines += [*text.worker_lines(record), *text.device_lines(record), *text.version_lines(record)]
         lines += [text.run_words(record.run)] if record.run is not None else ["no run is at the aggregator"]
+        lines += text.cluster_lines(record)
     return lines
 
 

@@ -137,7 +137,9 @@ def test_run_shows_clusters_and_accuracy(place):
     """A run in its middle shows clusters and accuracy of its last round."""
     place.run(records=[{"clusters": {}}, {"correct": 1, "clusters": {"dev-1": 4, "dev-2": 7}}])
     assert place.status() == [
-        "run 1: fedavg, mask permutation, 2 of 20 rounds closed, clusters: 1+1 devices, accuracy 25.0%"
+        "run 1: fedavg, mask permutation, 2 of 20 rounds closed, clusters: 1+1 devices, accuracy 25.0%",
+        "  cluster 4: dev-1",
+        "  cluster 7: dev-2",
     ]
 
 
@@ -164,7 +166,7 @@ def test_runs_are_listed_by_number(place):
 def test_declined_and_small_are_named(place):
     """Declined and too small clusters are named in the line of the run."""
     place.run(records=[{"declined": {"dev-2": "data"}, "clusters": {"dev-1": 0, "dev-2": 1}}], min_contributors=2)
-    (line,) = place.status()
+    line, *_ = place.status()
     assert line.endswith("; data do not fit the task: dev-2; too small to be averaged: 2")
 
 
