@@ -131,6 +131,11 @@ class Token:
             ConfigError: it is not such a line, or incomplete. The message does not repeat the line, which is a secret.
         """
         text = line.strip()
+        if len(text.split()) > 1:
+            raise ConfigError(
+                f"{len(text.split())} words where one enrolment line belongs",
+                hint=f"{_HINT}; a file of several lines is divided, one for each device",
+            )
         if not text.startswith(LINE_PREFIX):
             raise ConfigError("this is no enrolment line", hint=_HINT)
         if len(text) > MAX_LINE_CHARS:

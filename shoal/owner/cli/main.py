@@ -118,7 +118,9 @@ def add_device(directory: Directory, card: CardFile, fingerprint: Expected = "",
         drawn = admission_cli.drawn_for(fleet, 1)
         note(f"{drawn}: shoal-fleet publish {directory}, or carry roster.signed and grants/ to them")
     else:
-        note(f"hand {directory / 'roster.signed'} to the aggregator, into its directory")
+        note(
+            f"next: shoal-fleet publish {directory}, or hand {directory / 'roster.signed'} to the aggregator, into its directory"
+        )
     broker_users(fleet, f"accepts {grant.stem}, unless --device named it before", published=False)
 
 

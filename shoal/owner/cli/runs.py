@@ -283,7 +283,7 @@ def _check_replaced(fleet: FleetDirectory) -> None:
     plan = order_in_force(fleet)
     if plan is None:
         return
-    note(f"a standing order is in force, of runs {plan.run} to {last_run(plan)}: another run ends it")
+    note(f"a standing order is in force, of runs {plan.run} to {last_run(plan)}: this run would end it")
     if not sys.stdin.isatty() or not typer.confirm("end it?", err=True):
         raise UsageError(
             "nothing is signed",

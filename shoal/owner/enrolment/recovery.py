@@ -130,7 +130,7 @@ def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callab
         complain("warning: the broker holds no roster of this fleet, so that nothing tells how old the backup is")
     if seen > ours and not options.older:
         raise UntrustedError(
-            f"the fleet has roster {seen}, and the newest here is {ours}: devices were approved or revoked since",
+            f"the fleet has roster {seen}, and the newest here is {ours}: devices were approved, revoked or renamed since",
             hint=NEWER_HINT,
         )
     if seen > ours:

@@ -43,7 +43,8 @@ def test_line_is_one_word():
         (LINE.removeprefix(LINE_PREFIX), "this is no enrolment line"),
         (LINE.replace("shoal1-", "shoal2-"), "this is no enrolment line"),
         (LINE + "A" * MAX_LINE_CHARS, "longer than 4096 characters"),
-        (LINE[:20] + " " + LINE[20:], "characters that do not belong"),
+        (LINE[:20] + " " + LINE[20:], "2 words where one enrolment line belongs"),
+        (f"{LINE}\n{LINE}\n{LINE}\n", "3 words where one enrolment line belongs"),
         (LINE[:20] + "\u00e9" + LINE[21:], "characters that do not belong"),
         (LINE[:20] + "." + LINE[21:], "characters that do not belong"),
         (LINE_PREFIX, "damaged or cut off"),
@@ -59,7 +60,7 @@ def test_other_text_is_not_repeated(line, message):
     """Any other text is refused without repeating it."""
     with pytest.raises(ConfigError, match=message) as caught:
         Token.from_line(line)
-    assert caught.value.hint == "copy the whole line that `shoal-fleet invite` printed"
+    assert caught.value.hint.startswith("copy the whole line that `shoal-fleet invite` printed")
     assert LINE[10:20] not in str(caught.value)
 
 
