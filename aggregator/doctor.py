@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.standstill import named
+from aggregator.status.record import REVOKED
 from aggregator.status.stored import fleet_status
 from aggregator.status.text import state_words
 from aggregator.storage.signed_runs import RunFiles, directory_of
@@ -56,7 +57,7 @@ def _service(status: FleetStatus) -> Check:
 
 
 def _devices(status: FleetStatus) -> Check:
-    active = [d for d in status.devices if d.online is not None]
+    active = [d for d in status.devices if d.online is not None and d.reason != REVOKED]
     impaired = [d for d in active if d.reason]
     if not active:
         return ok("devices", "unknown while the aggregator is not connected")

@@ -141,10 +141,10 @@ class StandingOrders:
         now_s, order = self._watch.clock(), WORDS[self._orders.of(schedule.order)]
         if newest >= plan.run + schedule.count:
             return turn, f"ended by run {newest}", None
-        if turn >= schedule.count:
-            return turn, f"all of its {counted(schedule.count, 'run')} have begun", None
         if order:
             return turn, order, None
+        if turn >= schedule.count:
+            return turn, f"all of its {counted(schedule.count, 'run')} have begun", None
         if now_s > schedule.until_s:
             return turn, "its time is over", None
         if not self._is_current(plan):

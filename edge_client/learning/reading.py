@@ -115,7 +115,8 @@ class Damage:
         if kept and count <= most:
             return LeftOut(count, total, str(first))
         advice = [first.hint] if first.hint else []
-        advice += [f"to leave out as many: skip_bad = {count} in the configuration"] if kept >= count else []
+        if kept >= count:
+            advice.append(f"to leave out as many: SHOAL_EDGE_SKIP_BAD={count}, or skip_bad = {count} in --config FILE")
         raise DataError(f"{first} (damaged samples: {count} of {total})", hint="; ".join(advice))
 
 

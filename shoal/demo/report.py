@@ -108,6 +108,9 @@ def report(result: DemoResult) -> None:
             f"{r.algorithm:9} {r.accuracy:8.1f} % {r.ari:7.2f} {r.clusters:9d} {r.rounds:7d} {r.seconds_per_round:8.3f}"
             f" {r.bytes_up_per_device_round / 1000:6.1f} {r.bytes_down_per_device_round / 1000:8.1f}"
         )
+    say(
+        "ARI: 1 is the hidden groups exactly, 0 no better than chance. One model can't fit all groups, however long it trains."
+    )
     say()
     torch = "torch loaded" if result.torch_loaded else "no torch"
     say(
@@ -116,7 +119,9 @@ def report(result: DemoResult) -> None:
     say()
     seen = result.seen
     say("what the aggregator saw: one update from its disk beside the true one")
-    say(f"  cosine {seen.cosine:+.3f}, coordinates in place {100 * seen.share_in_place:.2f} %")
+    say(
+        f"  cosine {seen.cosine:+.3f}, coordinates in place {100 * seen.share_in_place:.2f} % (1 and 100 % would be the update)"
+    )
     say("  reading an image from an update of one image and one step (made for this, no fleet sends such a one):")
     say(f"  {'true':{_width(result)}}  {'without the mask':{_width(result)}}  with the mask")
     images = [_draw(i, result.side) for i in (seen.truth, seen.none.image, seen.masked.image)]

@@ -185,3 +185,5 @@ def rollback(
         as_json=json,
     )
     note("devices that are off take it when they connect: shoal-fleet models list shows the effect")
+    if not newest:
+        note(f"devices store the models of their last three runs: one without a model of run {run} keeps its own")

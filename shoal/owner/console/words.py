@@ -64,7 +64,10 @@ def record_line(record: LogRecord) -> str:
     events = f", {', '.join(record.events)}" if record.events else ""
     name = "final round" if record.final else "round"
     took = f"{record.contributed} of {record.ordered} devices in {record.seconds:.1f} s"
-    return f"{at} {name} {record.round}: {took}, loss {record.loss:.4g}{accuracy}{sizes}{_missing(record)}{events}"
+    loss = (
+        f", loss {record.loss:.4g}" if record.loss else ""
+    )  # without one if no device has trained, or no sum was opened
+    return f"{at} {name} {record.round}: {took}{loss}{accuracy}{sizes}{_missing(record)}{events}"
 
 
 def _missing(record: LogRecord) -> str:

@@ -292,7 +292,8 @@ class ModelReader:
         if self._run not in (0, None, last.plan.run):
             raise NotReadyError(
                 f"the broker holds run {last.plan.run}, not run {self._run}",
-                hint="a run's models stay on the broker until the next run begins; `shoal-fleet models list` shows what is there",
+                hint="a run's models stay on the broker until the next run begins; `shoal-fleet models list` shows what is "
+                "there, and a folder that `models get` has written serves as well",
             )
         return last.finished_run(self._opened, self._reasons, self._fleet.roster)
 

@@ -28,7 +28,7 @@ def test_the_report_holds_the_figures(capsys):
         "ifca": ["91.8", "%", "0.88", "5", "64", "0.346", "20.5", "124.0"],
     }
     assert "peak memory: device 72 MB (no torch), aggregator 301 MB" in lines
-    assert "  cosine +0.031, coordinates in place 1.45 %" in lines
+    assert "  cosine +0.031, coordinates in place 1.45 % (1 and 100 % would be the update)" in lines
     assert "PSNR 120 dB" in out
     assert "PSNR 7.2 dB" in out
     assert lines[-1].startswith("next: docs/tutorial.md")
