@@ -108,7 +108,7 @@ class NoSumError(MissingStateError):
         model: whose mean it is.
     """
 
-    def __init__(self, message: str, model: int) -> None:
+    def __init__(self, message: str, model: int = 0) -> None:
         super().__init__(message)
         self.model = model
 

@@ -201,7 +201,7 @@ def test_later_start_of_one_id_ends(
         twins[birth].transport.start(require=True)
     later, earlier = twins[max(births)], twins[min(births)]
     later.until(TakenOver, 2 * WAIT_S)
-    wait_for(lambda: is_closed(later.transport))
+    wait_for(lambda: not later.transport._thread.is_alive())
     settle(earlier, topic)
 
 

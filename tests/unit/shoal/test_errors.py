@@ -75,6 +75,7 @@ def test_named_cause_is_not_repeated():
         (errors.WireVersionError, 7),
         (errors.DocumentError, 7),
         (errors.MissingStateError, 7),
+        (errors.NoSumError, 7),
         (errors.ReplacedKeysError, 6),
         (errors.KeyMismatchError, 7),
         (errors.TaskError, 8),
