@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aggregator.membership import AggregatorMembership
+    from crypto.seal.identity import Identity
     from shoal.protocol.documents import RunPlan
 
 LOOKS_FILE: Final = "looks.bin"
@@ -59,22 +60,30 @@ class LooksAsked:
     asked: tuple[LookAsked, ...] = ()
 
 
+def open_deal(sealed: bytes, plan: RunPlan, identity: Identity, owner_key: bytes) -> LookDeal:
+    """Return the numbers that the owner has dealt to one party for the looks of a run, or of its standing order.
+
+    Raises:
+        UntrustedError: the owner has not dealt them to this party, or for another run.
+    """
+    head, at = read_head(sealed)
+    if head != deal_head(plan.fleet, OWNER_NAME, identity.name):
+        raise UntrustedError(f"the owner's numbers for looks are not for {identity.name}")
+    dealt = decode(open_from_member(identity, sealed, head, at, owner_key)[0], LookDeal)
+    if dealt.run_id != plan.task_run[1]:
+        raise UntrustedError("the owner's numbers for looks are of another run")
+    return dealt
+
+
 def opened_seed(run: RunPlan, deals: Sequence[bytes], membership: AggregatorMembership) -> bytes:
     """Return the seed of the aggregator's numbers, from the first of the owner's deals.
 
     Raises:
         UntrustedError: the owner has not dealt them for this run and this aggregator.
     """
-    identity = membership.identity
     if len(deals) != run.looks + 1:
         raise UntrustedError(f"a run of {run.looks} looks with the owner's numbers for {len(deals) - 1}")
-    head, at = read_head(deals[0])
-    if head != deal_head(run.fleet, OWNER_NAME, identity.name):
-        raise UntrustedError("the owner's numbers for looks are for another aggregator")
-    told = decode(open_from_member(identity, deals[0], head, at, membership.owner_key)[0], LookDeal)
-    if told.run_id != run.task_run[1]:
-        raise UntrustedError("the owner's numbers for looks are of another run")
-    return told.seed
+    return open_deal(deals[0], run, membership.identity, membership.owner_key).seed
 
 
 class Looks:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aggregator.keeper.memory import KeeperMemory, LooksUsed
+from aggregator.looks import open_deal
 from aggregator.strategies.registry import find_strategy
-from crypto.seal.envelope import open_from_member, read_head
 from crypto.sums.looks import SKETCH, Deal, cosines, keeper_deal, sketch_pads
 from crypto.sums.ring import WORD_BYTES
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ShoalError, UntrustedError
-from shoal.membership.grants import OWNER_NAME
-from shoal.protocol.codec import decode, encode
-from shoal.protocol.sums import CellSums, KeeperShare, Look, LookDeal, OpenCells, deal_head
+from shoal.protocol.codec import encode
+from shoal.protocol.sums import CellSums, KeeperShare, Look, OpenCells
 from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -111,12 +110,9 @@ def _deal(look: Look, plan: RunPlan, identity: Identity, owner_key: bytes) -> De
     Raises:
         UntrustedError: the owner has not dealt them for this look.
     """
-    head, at = read_head(look.deal)
-    if head != deal_head(plan.fleet, OWNER_NAME, identity.name):
-        raise UntrustedError("a look without the owner's numbers for this keeper")
-    dealt = decode(open_from_member(identity, look.deal, head, at, owner_key)[0], LookDeal)
+    dealt = open_deal(look.deal, plan, identity, owner_key)
     size = WORD_BYTES * limits.MOST_LOOKED**2
-    if (dealt.run_id, dealt.index, len(dealt.share)) != (plan.task_run[1], look.index, size):
+    if (dealt.index, len(dealt.share)) != (look.index, size):
         raise UntrustedError("numbers that the owner has dealt for another look")
     return keeper_deal(dealt.seed, look.index, dealt.share)
 

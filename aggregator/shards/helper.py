@@ -1,4 +1,4 @@
-"""What the programs of workers and keepers share, on a real broker: connection, presence, the owner's keys, the loop.
+"""The base of the programs of workers and keepers on a real broker: connection, presence, the owner's keys, the loop.
 
 It loads neither torch nor what calculates: a keeper runs on small machines.
 """
