@@ -196,6 +196,7 @@ def test_scenarios_are_listed_by_kind(tmp_path, no_data):
     assert (wine["data"], wine["network"], wine["missing"]) == ("wine", "linear", [])
 
 
+@pytest.mark.long
 def test_a_scenario_runs_with_every_strategy(tmp_path, no_data):
     """The table has mean and worst device, the JSON object the fixed names, and the figure is drawn."""
     arguments = ["simulate", "wild", "--scenario", "table-wine", "--rounds", "2"]

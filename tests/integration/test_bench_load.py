@@ -67,10 +67,8 @@ def bench_load(*arguments):
     return answer["data"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param((), id="devices"), pytest.param(("--prepared",), id="prepared", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("options", [pytest.param((), id="devices"), pytest.param(("--prepared",), id="prepared")])
 def test_every_upload_is_counted_once(options):
     """Every upload of every device is counted once."""
     data = bench_load(*options)

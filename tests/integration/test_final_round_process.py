@@ -26,7 +26,8 @@ def until(condition, what):
 
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("again", [False, True])
 def test_straggler_of_final_round_ends_too(tmp_path, again):
     """Every program was started with --once: the aggregator ends too, some time after the run."""
     bundle = logistic_bundle()

@@ -135,6 +135,7 @@ def on_and_on(fleet, who, without=()):
     fleet.until(reached)
 
 
+@pytest.mark.long
 def test_the_whole_life_of_keys(fleet):
     """Every change of keys happens under a run that goes on, with the aggregator and a device killed in the middle of one."""
     fleet.begin()

@@ -247,6 +247,7 @@ def check(records, rounds):
     assert not any(r["out_of_step"] for r in records), "devices' states have one digest"
 
 
+@pytest.mark.long
 def test_kills_change_nothing(tmp_path):
     done, records, _ = chaos(tmp_path, 6, 12)
     check(records, 12)

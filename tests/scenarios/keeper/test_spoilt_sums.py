@@ -8,6 +8,7 @@ from shoal_lab.loopback.fleet import BROKER_URL
 
 import edge_client.learning.update
 from shoal.simulation.process_fleet import Stage
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, names, thetas
 
 
@@ -48,7 +49,7 @@ def spoil(monkeypatch, liar, kind):
 
 
 @pytest.mark.parametrize("kind", ["code", "pad", "long"])
-@pytest.mark.parametrize("place", [0, 5, 11])
+@pytest.mark.parametrize("place", with_long((0, 5, 11), 0, 11))
 def test_one_who_spoils_sums_is_found(tmp_path, stages, monkeypatch, kind, place):
     liar = names(12)[place]
     spoil(monkeypatch, liar, kind)
