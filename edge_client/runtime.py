@@ -46,6 +46,7 @@ from shoal.errors import (
     DataError,
     IntegrityError,
     MeteredError,
+    NoSumError,
     NotEnrolledError,
     ShoalError,
     StorageError,
@@ -816,7 +817,8 @@ class DeviceRuntime:
             logging.INFO if isinstance(error, MeteredError) else logging.ERROR, "round skipped", extra={"kv": facts}
         )
         self._results.skip(announcement, error)
-        skipped = io.RoundSkipped(announcement, decline_reason(error), getattr(error, "model", 0))
+        model = error.model if isinstance(error, NoSumError) else 0
+        skipped = io.RoundSkipped(announcement, decline_reason(error), model)
         self._go_on(self.session.job_finished(skipped, self._facts()))
 
     def _derive_ahead(self, announcement: Announcement) -> None:

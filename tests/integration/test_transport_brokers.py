@@ -19,7 +19,6 @@ from shoal.protocol import chunking as frame
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.base import Message, TakenOver
 from shoal.transport.local_broker import BrokerProcess
-from shoal.transport.mqtt import MqttTransport
 from tests.helpers.mqtt_clients import WAIT_S, Client, settle, wait_for
 from tests.helpers.trees import ROOT
 
@@ -203,11 +202,3 @@ def test_later_start_of_one_id_ends(
     later.until(TakenOver, 2 * WAIT_S)
     wait_for(lambda: not later.transport._thread.is_alive())
     settle(earlier, topic)
-
-
-def is_closed(transport: MqttTransport) -> bool:
-    try:
-        transport.publish("twin/a", b"")
-    except WireError:
-        return True
-    return False

@@ -35,7 +35,7 @@ def test_first_positions_are_uniform() -> None:
     assert ((counts - 500) ** 2 / 500).sum() < 43
 
 
-@pytest.mark.parametrize("length", [1, 2, 1000, 100_000])
+@pytest.mark.parametrize("length", [1, 2, 1000, 600_000])
 def test_permutation_by_two_digits(length: int) -> None:
     """Low digits come first in the stream, then high ones; equal numbers stay in ascending order."""
     digits = keystream(KEY, 4 * length).view("<u2").tolist()

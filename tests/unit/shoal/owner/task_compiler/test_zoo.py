@@ -24,7 +24,7 @@ USUAL = (
     "linear over time", "encoder layer", "multi-label", "frozen backbone", "lora", "autoencoder", "conv1d depthwise",
     "attention function causal",
 )  # fmt: skip
-"""Each is another way of torch to write a model; the long test has all of them."""
+"""Each is another way of torch to write a model; `make long` tries the whole zoo."""
 DRAWS, COUNTING = 8, 5
 HOUR_S = 3600
 
