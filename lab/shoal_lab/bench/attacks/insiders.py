@@ -12,14 +12,13 @@ from edge_client.learning.update import LOSS_DECIMALS
 from shoal.types import Float32Vector, MaskedVector
 from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Result, balanced_accuracy, picture, psnr_db, share_recovered
 from shoal_lab.bench.attacks.contents import read_rows
-from shoal_lab.bench.attacks.lab import LIFETIMES, LR, ONE_EPOCH, FleetKeys, Images, Lab, Lifetime, device_model
+from shoal_lab.bench.attacks.lab import LIFETIMES, LR, ONE_EPOCH, FleetKeys, Images, Lab, Lifetime, device_model, spiked
+from shoal_lab.bench.attacks.places import forest, of_each
 
 FORGES_MEANS: Final = (
     "aggregator that departs from the protocol, with data of the same kind and the clear initial model"
 )
 LIES: Final = "aggregator that lies about how many devices a mean is of, and a curious device that reads it"
-SPIKE: Final = 20.0
-"""How far one coordinate is moved: far below the norm limit."""
 PER_LAYER: Final = 40
 SAMPLES: Final = 40
 
@@ -30,7 +29,7 @@ def answer(lab: Lab, theta: Float32Vector, images: Images) -> tuple[Float32Vecto
     return delta, round(loss, LOSS_DECIMALS)
 
 
-def signs(delta: NDArray[np.float32], loss: float, at: int) -> list[float]:
+def signs(delta: NDArray[np.float32], loss: float, at: int | np.int64) -> list[float]:
     """Return features of an upload, masked or not, that depend on the changed coordinate but not on its position."""
     size = np.abs(delta).astype(np.float64)
     norm = float(np.sqrt((size**2).sum())) + 1e-12
@@ -38,29 +37,12 @@ def signs(delta: NDArray[np.float32], loss: float, at: int) -> list[float]:
     return [loss, np.log(norm), np.log(size.max() + 1e-12), float((delta == 0).mean()), np.log(size[at] / norm + 1e-9)]
 
 
-def _spike(lab: Lab, at: int) -> Float32Vector:
-    offset = np.zeros(lab.length, np.float32)
-    offset[at] = SPIKE
-    return offset
-
-
-def _places(truth: NDArray[np.int64], rng: np.random.Generator, most: int) -> NDArray[np.int64]:
-    which = [np.flatnonzero(truth == c) for c in np.unique(truth)]
-    return np.concatenate([rng.choice(w, min(most, len(w)), replace=False) for w in which])
-
-
 def learned(lab: Lab) -> Any:
     """Return a classifier of answers by tensor, from spikes at known places in the attacker's own copy."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    def fit() -> Any:
-        at = _places(lab.layers, lab.rng("probing, own"), 2 * PER_LAYER)
-        own = lab.pick("probing, own", SAMPLES, lab.public)
-        rows = [signs(*answer(lab, lab.origin + _spike(lab, int(i)), own), int(i)) for i in at]
-        forest = RandomForestClassifier(60, class_weight="balanced", random_state=0, n_jobs=1)
-        return forest.fit(np.array(rows), lab.layers[at])
-
-    return lab.once("probing learned", fit)
+    at = of_each(lab.layers, lab.rng("probing, own"), 2 * PER_LAYER)
+    own = lab.pick("probing, own", SAMPLES, lab.public)
+    answers = lambda: np.array([signs(*answer(lab, lab.origin + spiked(lab.length, i), own), i) for i in at])  # noqa: E731
+    return forest(lab, "probing learned", at, answers)
 
 
 def probing(lab: Lab, mode: str) -> list[Result]:
@@ -71,12 +53,12 @@ def probing(lab: Lab, mode: str) -> list[Result]:
     not know the positions of the weights and probes for them.
     """
     truth = lab.layer_of(mode)
-    at = _places(truth, lab.rng("probing"), lab.trials(PER_LAYER, PER_LAYER // 2))
+    at = of_each(truth, lab.rng("probing"), lab.trials(PER_LAYER, PER_LAYER // 2))
     theirs = lab.pick("probing", SAMPLES)
     rows = []
     for i in at:
-        delta, loss = answer(lab, device_model(lab, mode, _spike(lab, int(i))), theirs)
-        rows.append(signs(lab.masked(delta, mode), loss, int(i)))
+        delta, loss = answer(lab, device_model(lab, mode, spiked(lab.length, i)), theirs)
+        rows.append(signs(lab.masked(delta, mode), loss, i))
     guess = learned(lab).predict(np.array(rows))
     return [
         Result(

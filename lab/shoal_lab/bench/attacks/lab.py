@@ -68,6 +68,8 @@ ROUNDS: Final = 50
 Rows = NDArray[np.float32]
 Lifetime = Literal["run", "round"]
 LIFETIMES: Final[tuple[Lifetime, ...]] = ("run", "round")
+SPIKE: Final = 20.0
+"""How far a spike moves its one coordinate: far below the norm limit."""
 Keeps = Literal["order", "values", "magnitudes", "lengths"]
 """The part of a vector that a mode preserves: everything; the multiset of values; that of absolute values; only the norm."""
 
@@ -299,6 +301,27 @@ def _signed_plan(lab: Lab, mode: str) -> RunPlan:
     return dataclasses.replace(plan, fleet=FLEET, run_id=RUN_ID)
 
 
+def spiked(length: int, at: int | np.int64) -> Rows:
+    """Return a spike at coordinate ``at``, (length,), float32."""
+    spike = np.zeros(length, np.float32)
+    spike[at] = SPIKE
+    return spike
+
+
+def opened_mean(plan: RunPlan, key: MaskKey, round_: int, sent: Rows, limit: float) -> Rows:
+    """Return the mean (d,) that a device makes of the masked one of a round, after its checks.
+
+    Raises:
+        UntrustedError: the device's policy refuses it.
+        IntegrityError: it can't be unmasked.
+    """
+    header = MeanHeader(
+        fleet=plan.fleet, run_id=plan.run_id, round=round_, key_id=key.key_id, model=0, length=plan.length, segment=""
+    )
+    check_mean(header, plan, "", 4 * sent.size, float(np.linalg.norm(sent.astype(np.float64))), limit)
+    return unmask(MaskedVector(sent, key.key_id), key)
+
+
 def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int = MIN_CONTRIBUTORS) -> Float32Vector:
     """Return the model (d,) that a device makes of its origin and the masked ``mean`` (d,) of round 1, which may be forged.
 
@@ -306,8 +329,7 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
         UntrustedError: the device's policy refuses it.
         IntegrityError: it can't be unmasked.
     """
-    plan, values = signed_plan(lab, mode), np.asarray(mean, np.float32)
-    norm = float(np.linalg.norm(values.astype(np.float64)))
+    plan = signed_plan(lab, mode)
     recipe = StateRecipe(0, 1, (Term(0, 0, 1.0),), 1.0)
     step = RetainedStep(Step(1, (recipe,), (recipe.state,)), (MeanRef(0, "x", b"\1" * 16, contributors),))
     announcement = Announcement(
@@ -324,12 +346,7 @@ def device_model(lab: Lab, mode: str, mean: Float32Vector, *, contributors: int 
         held=RoundModels(plan.key_version, (Offer(0, StateId(0, 1)),), (step,)),
     )
     check_announcement(announcement, plan)
-    key = lab.key(mode)
-    header = MeanHeader(
-        fleet=plan.fleet, run_id=plan.run_id, round=1, key_id=key.key_id, model=0, length=plan.length, segment=""
-    )
-    check_mean(header, plan, "", 4 * values.size, norm, plan.recipe.norm_limit)
-    return lab.origin + unmask(MaskedVector(values, key.key_id), key)
+    return lab.origin + opened_mean(plan, lab.key(mode), 1, np.asarray(mean, np.float32), plan.recipe.norm_limit)
 
 
 class FleetKeys:

@@ -5,6 +5,7 @@ Two runs stand side by side for attacks that watch several rounds under one key:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -69,18 +70,24 @@ def features(values: NDArray[np.float32]) -> NDArray[np.float64]:
     )
 
 
-def learned(lab: Lab, rounds: int) -> Any:
-    """Return the classifier of the shadow run's first ``rounds``."""
+def of_each(truth: NDArray[np.int64], rng: np.random.Generator, most: int) -> NDArray[np.int64]:
+    """Return coordinates, at most so many of each tensor that ``truth`` (d,) names."""
+    which = [np.flatnonzero(truth == c) for c in np.unique(truth)]
+    return np.concatenate([rng.choice(w, min(most, len(w)), replace=False) for w in which])
+
+
+def forest(lab: Lab, name: str, at: NDArray[np.int64], rows: Callable[[], NDArray[np.float64]], least: int = 1) -> Any:
+    """Return a classifier of coordinates by tensor, made once: it learns ``rows`` of the coordinates ``at`` (n,)."""
     from sklearn.ensemble import RandomForestClassifier
 
-    def fit() -> Any:
-        rng = lab.rng("layer statistics")
-        which = [np.flatnonzero(lab.layers == i) for i in range(lab.layers.max() + 1)]
-        rows = np.concatenate([rng.choice(w, min(len(w), PER_LAYER), replace=False) for w in which])
-        forest = RandomForestClassifier(60, class_weight="balanced", min_samples_leaf=2, random_state=0, n_jobs=1)
-        return forest.fit(features(shadow_run(lab)[:rounds])[rows], lab.layers[rows])
+    made = RandomForestClassifier(60, class_weight="balanced", min_samples_leaf=least, random_state=0, n_jobs=1)
+    return lab.once(name, lambda: made.fit(rows(), lab.layers[at]))
 
-    return lab.once(("layers learned", rounds), fit)
+
+def learned(lab: Lab, rounds: int) -> Any:
+    """Return the classifier of the shadow run's first ``rounds``."""
+    at = of_each(lab.layers, lab.rng("layer statistics"), PER_LAYER)
+    return forest(lab, f"layers learned {rounds}", at, lambda: features(shadow_run(lab)[:rounds])[at], least=2)
 
 
 def layer_statistics(lab: Lab, mode: str) -> list[Result]:

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.insiders import _false_count, _places, _spike, answer, collusion, signs
-from shoal_lab.bench.attacks.lab import device_model, signed_plan
+from shoal_lab.bench.attacks.insiders import _false_count, answer, collusion, signs
+from shoal_lab.bench.attacks.lab import device_model, signed_plan, spiked
+from shoal_lab.bench.attacks.places import of_each
 
 from crypto.mask.modes.registry import MODES
 from shoal.errors import UntrustedError
@@ -15,7 +16,7 @@ MASKS = [mode for mode in MODES if mode != "none"]
 
 def test_a_device_checks_forged_means(lab):
     """Too long an offset and too few contributors are refused."""
-    plan, spike = signed_plan(lab, "permutation"), _spike(lab, 7)
+    plan, spike = signed_plan(lab, "permutation"), spiked(lab.length, 7)
     assert np.count_nonzero(device_model(lab, "permutation", spike) != lab.origin) == 1
     with pytest.raises(UntrustedError, match="is allowed for one step"):
         device_model(lab, "permutation", np.full(lab.length, 10 * plan.recipe.norm_limit, np.float32))
@@ -34,7 +35,7 @@ def test_features_follow_the_coordinate():
 
 def test_every_tensor_is_probed_alike():
     truth = np.repeat([0, 1, 2], [100, 5, 50])
-    found = _places(truth, np.random.default_rng(0), 10)
+    found = of_each(truth, np.random.default_rng(0), 10)
     assert np.bincount(truth[found]).tolist() == [10, 5, 10]
     assert len(set(found.tolist())) == 25
 
@@ -43,7 +44,7 @@ def test_answer_has_the_reported_loss(lab):
     """From the forged model, rounded."""
     batch = lab.pick("a test", 40)
     _, loss = answer(lab, lab.origin, batch)
-    _, other = answer(lab, lab.origin + _spike(lab, lab.length - 1), batch)
+    _, other = answer(lab, lab.origin + spiked(lab.length, lab.length - 1), batch)
     assert round(loss, 4) == loss != other
 
 

@@ -15,7 +15,7 @@ Components are those of Hyvarinen and Oja, "Independent Component Analysis: Algo
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -105,36 +105,27 @@ def structure_active(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> R
     elif keeps == "lengths":
         together = score_components(fleet, last, pooled, rng, COMPONENTS)
         alone = [score_components(fleet, r, sent, rng, COMPONENTS) for r, sent, _ in heard if lifetime == "round"]
-        scores = [together, *([(mean(alone, 0), mean(alone, 1))] if alone else [])]
+        scores = [together, *([mean(alone)] if alone else [])]
         note = f"independent components of {len(pooled)} vectors together" + (", and of each round" if alone else "")
     elif lifetime == "run":
         scores, note = [score_silence(fleet, last, pooled, clear, rng)], f"zero patterns of {len(pooled)} vectors"
     else:
         alone = [score_silence(fleet, r, sent, one, rng) for r, sent, one in heard]
-        scores, note = [(mean(alone, 0), mean(alone, 1))], "zero patterns of single rounds"
+        scores, note = [mean(alone)], "zero patterns of single rounds"
     note = "; ".join(filter(None, (note, f"{last} rounds", beyond(lab, devices))))
     return best_of(scores, name="structure-active", attacker=CRAFTS, keys=lifetime, devices=devices, note=note)
 
 
-def best_of(scores: list[Score], *, name: str, attacker: str, keys: Lifetime, devices: int, note: str) -> Result:
+def best_of(scores: list[Score], **of: Any) -> Result:
     """Return the score that is furthest above its chance as a result; the other arguments are those of `Result`."""
     success, chance = max(scores, key=lambda s: s[0] - s[1])
-    return Result(
-        name=name,
-        attacker=attacker,
-        success=success,
-        chance=chance,
-        unit="share",
-        margin=MARGIN,
-        keys=keys,
-        devices=devices,
-        note=note,
-    )
+    return Result(success=success, chance=chance, unit="share", margin=MARGIN, **of)
 
 
-def mean(scores: list[Score], which: int) -> float:
-    """Return the mean of the successes (0) or of the chances (1)."""
-    return float(np.mean([score[which] for score in scores]))
+def mean(scores: list[Score]) -> Score:
+    """Return the mean of the successes and that of the chances."""
+    successes, chances = zip(*scores, strict=True)
+    return float(np.mean(successes)), float(np.mean(chances))
 
 
 def active(lab: Lab, mode: str) -> list[Result]:
@@ -199,13 +190,13 @@ def structure_passive(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> 
     elif keeps == "lengths":
         sent = [(r, fleet.keys.masked(clear, r)) for r, clear in rounds]
         alone = [score_neighbours(fleet, r, one, rng) for r, one in sent]
-        scores, note = [(mean(alone, 0), mean(alone, 1))], "independent components"
+        scores, note = [mean(alone)], "independent components"
         if len(sent) > 1:
             together = np.concatenate([one for _, one in sent])[-POOLED:]
             scores.append(score_neighbours(fleet, last, together, rng))
     else:
         alone = [score_coordinates(fleet, r, clear, rng) for r, clear in rounds]
-        scores, note = [(mean(alone, 0), mean(alone, 1))], "nearest coordinate by correlation"
+        scores, note = [mean(alone)], "nearest coordinate by correlation"
     note = "; ".join(filter(None, (note, f"{last} rounds", beyond(lab, devices))))
     return best_of(scores, name="structure-passive", attacker=FOLLOWS, keys=lifetime, devices=devices, note=note)
 

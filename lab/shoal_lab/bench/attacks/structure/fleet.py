@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.run.policy import MEAN_RATIO, check_mean, mean_limit
+from edge_client.run.policy import MEAN_RATIO, mean_limit
 from shoal.protocol.documents import RunPlan, SegmentSpec
-from shoal.protocol.states import MeanHeader
-from shoal_lab.bench.attacks.lab import CLASSES, LR, FleetKeys, Lab, Lifetime, Rows, signed_plan
+from shoal_lab.bench.attacks.lab import CLASSES, LR, FleetKeys, Lab, Lifetime, Rows, opened_mean, signed_plan
 
 DEVICES: Final = (15, 100, 450)
 """Fleets whose updates of one round are at most a tenth of the coordinates of the model on digits."""
@@ -213,20 +212,9 @@ class MaskedFleet:
 
     def _step(self, sent: Rows) -> None:
         plan, norm = self._plan(), float(np.linalg.norm(sent.astype(np.float64)))
-        header = MeanHeader(
-            fleet=plan.fleet,
-            run_id=plan.run_id,
-            round=self.round,
-            key_id=self.keys.key(self.round).key_id,
-            model=0,
-            length=self.network.length,
-            segment="",
-        )
-        model_norm = float(np.linalg.norm(self.held))
         # The aggregator announces a limit that just allows the mean. The devices with the shortest updates may refuse it.
-        limit = mean_limit(norm, float(np.median(self._longest)), model_norm, plan)
-        check_mean(header, plan, "", 4 * sent.size, norm, limit)
-        self.held = self.held + self.keys.unmasked(sent[None], self.round)[0]
+        limit = mean_limit(norm, float(np.median(self._longest)), float(np.linalg.norm(self.held)), plan)
+        self.held = self.held + opened_mean(plan, self.keys.key(self.round), self.round, sent, limit)
         self.round += 1
 
     def energies(self, vectors: Rows, round_: int, keys: FleetKeys | None = None) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from crypto.mask.hadamard import transform
 from shoal_lab.bench.attacks.base import Attack, Result, picture, psnr_db
 from shoal_lab.bench.attacks.contents import levels_of
-from shoal_lab.bench.attacks.lab import LIFETIMES, Lab, Lifetime, Rows
+from shoal_lab.bench.attacks.lab import LIFETIMES, SPIKE, Lab, Lifetime, Rows, spiked
 from shoal_lab.bench.attacks.structure.coordinates import SPREAD
 from shoal_lab.bench.attacks.structure.fleet import MaskedFleet, Network, fleet_sizes
 from shoal_lab.bench.attacks.structure.units import by_silence, silent_patterns
@@ -238,7 +238,6 @@ WHO: Final = (
     "aggregator that crafts the means it announces, with public images of the kind; no device, no initial model"
 )
 CONSTANT: Final = -0.1
-SPIKE: Final = 20.0
 TRIES: Final = 8
 """Most spikes, each at another coordinate."""
 ENOUGH: Final = 0.8
@@ -257,13 +256,6 @@ def public_form(vector: Rows, *, hadamard: bool) -> Rows:
     return vector
 
 
-def spiked(length: int, at: int, *, hadamard: bool = False) -> Rows:
-    """Return a spike at coordinate ``at``, (length,), float32."""
-    spike = np.zeros(length, np.float32)
-    spike[at] = SPIKE
-    return public_form(spike, hadamard=hadamard)
-
-
 def constant(length: int, *, hadamard: bool = False) -> Rows:
     """Return the constant that kills hidden units, (length,), float32."""
     return public_form(np.full(length, CONSTANT, np.float32), hadamard=hadamard)
@@ -277,7 +269,9 @@ def poke(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> tuple[MaskedF
     """
     fleet = MaskedFleet(lab, mode, lifetime, devices, same_images=lifetime == "round")
     rng, length, mixes = lab.rng(f"spikes {devices}"), fleet.network.length, lab.keeps(mode) == "lengths"
-    spikes = [spiked(length, int(rng.integers(length)), hadamard=mixes and one % 2 == 1) for one in range(TRIES)]
+    spikes = [
+        public_form(spiked(length, int(rng.integers(length))), hadamard=mixes and one % 2 == 1) for one in range(TRIES)
+    ]
     if lifetime == "round":
         for hadamard in (False, True)[: 1 + mixes]:
             fleet.announce(constant(length, hadamard=hadamard))
