@@ -249,7 +249,7 @@ EXACT_DB: Final = 40.0
 LEVEL_ERROR: Final = 1e-2
 
 
-def public_form(vector: Rows, *, hadamard: bool) -> Rows:
+def public_form(vector: Rows, *, hadamard: bool = False) -> Rows:
     """Return a vector (d,) that is announced, with ``hadamard`` through the public transform."""
     if hadamard:
         transform(vector)
