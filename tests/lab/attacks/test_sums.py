@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 from shoal_lab.bench.attacks import sums
-from shoal_lab.bench.attacks.lab import make_lab
 from shoal_lab.bench.numerics.kernels import one_thread
 
 MOST_R = {3: 0.65, 5: 0.55, 10: 0.45}
 """Of few trials; the whole bench has .56, .42 and .29."""
 
 
-@pytest.fixture(scope="module")
-def lab():
-    return make_lab(quick=True)
+@pytest.fixture
+def lab(attacked):
+    return attacked.lab
 
 
 def test_words_and_a_device_show_no_update(lab):

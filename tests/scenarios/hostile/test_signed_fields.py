@@ -96,20 +96,17 @@ def accuracy(theta, data):
 
 
 @pytest.fixture(scope="session")
-def honest_accuracy(tmp_path_factory):
+def honest_accuracy(tmp_path_factory, once):
     """Return a function count -> accuracy of what an honest fleet ends with; each fleet runs once."""
-    known = {}
 
-    def found(count):
-        if count not in known:
-            root = tmp_path_factory.mktemp("honest") / "fleet"
-            with make_fleet(root, count=count, rounds=6, min_contributors=2) as fleet:
-                fleet.run(100)
-                theta = np.frombuffer(thetas(fleet)["dev-00"], np.float32)
-            known[count] = accuracy(theta, grouped_data(count).values())
-        return known[count]
+    def run(count):
+        root = tmp_path_factory.mktemp("honest") / "fleet"
+        with make_fleet(root, count=count, rounds=6, min_contributors=2) as fleet:
+            fleet.run(100)
+            theta = np.frombuffer(thetas(fleet)["dev-00"], np.float32)
+        return accuracy(theta, grouped_data(count).values())
 
-    return found
+    return lambda count: once(f"honest fleet of {count}", lambda: run(count))
 
 
 def assert_only_the_liar_pays(scene, expected):

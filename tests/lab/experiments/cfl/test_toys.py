@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.helpers.studies import run
 
 
 @pytest.fixture(scope="module")
-def toys() -> dict[str, Any]:
-    return run("cfl-toys")
+def toys(once: Callable[..., Any]) -> Any:
+    return once("cfl-toys", lambda: run("cfl-toys"))
 
 
 @pytest.mark.slow

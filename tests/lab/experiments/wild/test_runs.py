@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from shoal_lab.experiments import registry
@@ -21,6 +23,12 @@ def run(scenario="table-wine", algorithm="fedavg", **changes):
     return studies.run("wild", **{"scenario": scenario, "algorithm": algorithm, "rounds": 2, **changes})
 
 
+@functools.cache
+def wine(algorithm):
+    """Return two rounds of an algorithm with its defaults, which several tests look at."""
+    return run(algorithm=algorithm, seed=3)
+
+
 def small(scenario, bars, algorithm="fedavg", **changes):
     """Run a scenario of images on a few of them."""
     settings = {"test_images": "5", **changes.pop("settings", {})}
@@ -33,7 +41,7 @@ def kinds(data):
 
 @pytest.mark.parametrize("algorithm", registry.find("wild").algorithms)
 def test_every_strategy_has_the_fixed_names(algorithm):
-    data = run(algorithm=algorithm, seed=3)
+    data = wine(algorithm)
     assert data.keys() >= FIXED
     assert (data["scenario"], data["strategy"], data["seed"], data["rounds"]) == ("table-wine", algorithm, 3, 2)
     assert [row["round"] for row in data["history"]] == [1, 2]
@@ -43,12 +51,12 @@ def test_every_strategy_has_the_fixed_names(algorithm):
 
 
 def test_only_the_number_of_groups_is_given():
-    assert run(algorithm="cfl")["parameters"]["settings"] == {}
-    data = run(algorithm="fesem")
+    assert wine("cfl")["parameters"]["settings"] == {}
+    data = wine("fesem")
     assert data["parameters"]["settings"] == {"k": "2"}
     assert data["parameters"]["min_contributors"] == [3]
     assert run(algorithm="fesem", settings={"given_groups": "off"})["parameters"]["settings"] == {}
-    assert run(algorithm="fedgroup")["parameters"]["settings"] == {}, "it finds the number itself"
+    assert wine("fedgroup")["parameters"]["settings"] == {}, "it finds the number itself"
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
 
 
@@ -62,13 +70,13 @@ def test_without_groups_two_are_given():
 
 
 def test_local_devices_have_own_models():
-    data = run(algorithm="local")
+    data = wine("local")
     assert (data["clusters"], data["parameters"]["min_contributors"]) == (6, [1])
     assert "alone" not in data["choices"]
 
 
 def test_true_groups_are_trained_apart():
-    data = run(algorithm="true-groups")
+    data = wine("true-groups")
     assert (data["ari"], data["clusters"], data["parameters"]["min_contributors"]) == (1.0, 2, [3, 3])
 
 

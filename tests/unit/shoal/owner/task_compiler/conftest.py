@@ -16,17 +16,13 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def compiled():
+def compiled(compile_once):
     """Return a function (name, changed options) -> (source, bundle)."""
     from shoal.owner.task_compiler.builtin import build
-    from shoal.owner.task_compiler.compile import compile_task
 
     @functools.cache
     def make(name, **options):
         source = build(name, **SMALL[name] | options)
-        bundle = compile_task(
-            source.model, source.loss, source.example, name=name, kind=source.kind, hyper=source.hyper
-        )
-        return source, bundle
+        return source, compile_once(*source[:3], name=name, kind=source.kind, hyper=source.hyper)
 
     return make
