@@ -26,7 +26,7 @@ class AggregatorConfig:
     cert: Cert = None
     key: Key = None
     proxy: Proxy = field(default="", repr=False)
-    device: Annotated[str, Setting("Device for similarities and means: auto, cpu or cuda.", rare=True)] = "auto"
+    device: Annotated[str, Setting("Device for similarities: auto, cpu or cuda.", rare=True)] = "auto"
     once: Annotated[
         bool, Setting("End when every run is finished, instead of waiting for the next.", off="forever")
     ] = False

@@ -7,7 +7,7 @@ permuted vectors is the permuted mean bit for bit. A round replayed after a cras
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,6 @@ MAX_WEIGHT: Final = 1e12
 def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the weighted mean of ``updates`` (cfl Alg. 2, fedgroup Alg. 1; uniform weights for ifca Alg. 1).
 
-    The bits are those of ``StreamingMean`` fed with the same rows in the same order.
-
     Args:
         updates: shape (n, d), float32, finite, n at least 1.
         weights: shape (n,), float64; each 0 or from ``MIN_WEIGHT`` to ``MAX_WEIGHT``, not all 0.
@@ -43,7 +41,7 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
     if is_parted(updates):
         return mean_of(updates, weights)  # type: ignore[return-value]
     total_weight = 0.0
-    for factor in factors:  # as StreamingMean does: sum() compensates for rounding from Python 3.12 on
+    for factor in factors:  # sum() compensates for rounding from Python 3.12 on
         total_weight += factor
     mean = np.zeros(length, dtype=np.float32)
     product = np.empty(min(length, BLOCK_COLUMNS), dtype=np.float32)
@@ -80,21 +78,6 @@ def capped_weights(weights: NDArray[np.float64], cap: float) -> NDArray[np.float
     return np.minimum(values, cap * float(np.median(positive)))
 
 
-def mean_into(mean: RunningMean, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Add ``updates`` (n, d), float32, under ``weights`` (n,), float64, to ``mean`` and return it, (d,), float32.
-
-    Raises:
-        NumericsError: as ``weighted_mean``.
-    """
-    checked = check_weights(weights, len(updates))
-    for row, weight in zip(read_once(updates), checked, strict=True):
-        mean.add(row, float(weight))
-    try:
-        return mean.result()
-    except NumericsError:
-        raise NumericsError(f"the mean is not finite; rows with NaN or infinities: {bad_rows(updates)}") from None
-
-
 def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """Return ``weights``, shape (count,), float64, if a mean can use them.
 
@@ -110,98 +93,6 @@ def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float6
     if not values.any():
         raise NumericsError("all weights are 0")
     return values
-
-
-class RunningMean(Protocol):
-    """A weighted mean that takes one update at a time; every backend has one, with the same bits.
-
-    Attributes:
-        count: updates so far.
-        total_weight: their weights' sum.
-    """
-
-    count: int
-    total_weight: float
-
-    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
-        """Add ``update``, shape (d,), float32, with ``weight``."""
-        ...
-
-    def result(self) -> NDArray[np.float32]:
-        """Return the mean so far, shape (d,), float32, in new memory."""
-        ...
-
-
-class StreamingMean:
-    """A weighted mean that takes one update at a time and holds one vector.
-
-    Args:
-        length: coordinates d, at least 1.
-    """
-
-    __slots__ = ("_product", "_sum", "count", "total_weight")
-
-    def __init__(self, length: int) -> None:
-        if length < 1:
-            raise NumericsError(f"a mean of {length} coordinates")
-        self._sum: NDArray[np.float32] = np.zeros(length, dtype=np.float32)
-        self._product: NDArray[np.float32] = np.empty(min(length, BLOCK_COLUMNS), dtype=np.float32)
-        self.count = 0
-        self.total_weight = 0.0
-
-    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
-        """Add ``update`` with ``weight``; NaN and infinities are found in ``result``.
-
-        Args:
-            update: shape (d,), float32.
-            weight: 0, or from ``MIN_WEIGHT`` to ``MAX_WEIGHT``.
-
-        Raises:
-            NumericsError: shape, dtype or weight do not fit; the mean is unchanged.
-        """
-        check_summand(update, weight, self._sum.size)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, self._sum.size, BLOCK_COLUMNS):
-                stop = start + BLOCK_COLUMNS
-                _add_product(self._sum[start:stop], update[start:stop], weight, self._product)
-        self.count += 1
-        self.total_weight += weight
-
-    def result(self) -> NDArray[np.float32]:
-        """Return the mean so far, shape (d,), float32, in new memory.
-
-        Raises:
-            NumericsError: no weight yet, or a coordinate is not finite: an update held NaN or infinities, or the sum
-                left float32's range.
-        """
-        return mean_of_sum(self._sum, self.total_weight)
-
-
-def check_summand(update: NDArray[np.float32], weight: float, length: int) -> None:
-    """Check that a mean of ``length`` coordinates can use an update and its weight.
-
-    Raises:
-        NumericsError: the update is not of shape (length,), float32, or the weight is out of range.
-    """
-    if update.shape != (length,) or update.dtype != np.float32:
-        raise NumericsError(f"update has shape {update.shape} and dtype {update.dtype}, not {(length,)} float32")
-    if not (weight == 0 or MIN_WEIGHT <= weight <= MAX_WEIGHT):
-        raise NumericsError(_weight_message(weight, "weight"))
-
-
-def mean_of_sum(total: NDArray[np.float32], total_weight: float) -> NDArray[np.float32]:
-    """Return ``total``, shape (d,), float32, over ``total_weight``, in new memory.
-
-    Raises:
-        NumericsError: no weight, or a coordinate is not finite.
-    """
-    if not total_weight > 0:
-        raise NumericsError("a mean needs at least one update of positive weight")
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean: NDArray[np.float32] = total / np.float32(total_weight)
-        if not _is_finite(mean):
-            raise NumericsError("the mean is not finite")
-    return mean
 
 
 def _is_finite(vector: NDArray[np.float32]) -> bool:

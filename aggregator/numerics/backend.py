@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.averaging import RunningMean, StreamingMean, weighted_mean
+from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.checks import NumericsError, scipy_module
 from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.rows import Updates, bad_rows, check_pair, check_rows, chunk_pairs, column_chunks
@@ -80,10 +80,6 @@ class Backend(Protocol):
         """
         ...
 
-    def running_mean(self, length: int) -> RunningMean:
-        """Return an empty mean of ``length`` coordinates that takes one update at a time."""
-        ...
-
 
 def gram_flops(count: int, length: int) -> float:
     """Return the floating point operations of a Gram matrix of shape (count, count) over ``length`` coordinates."""
@@ -121,10 +117,6 @@ class NumpyBackend:
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""
         return weighted_mean(updates, weights)
-
-    def running_mean(self, length: int) -> RunningMean:
-        """Return an empty mean of ``length`` coordinates."""
-        return StreamingMean(length)
 
 
 def select(device: str, *, work_flops: float = 0.0) -> Backend:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.averaging import RunningMean, check_summand, mean_into, mean_of_sum
-from aggregator.numerics.checks import NumericsError
+from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.rows import Updates, check_pair, check_rows, chunk_pairs, column_chunks
 from shoal.errors import ConfigError
 
@@ -23,7 +22,7 @@ _INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggrega
 
 
 class TorchBackend:
-    """Sums in torch. Products equal numpy's to 1e-6 of the vectors' lengths, and means bit for bit.
+    """Sums in torch. Products equal numpy's to 1e-6 of the vectors' lengths; means are numpy's.
 
     City-block distances are float32 sums with a relative error of 1e-6, no more than that of cosines of float32 updates.
 
@@ -75,12 +74,7 @@ class TorchBackend:
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the mean of ``updates`` (n, d), float32, under ``weights`` (n,), float64, as (d,), float32."""
-        _, length = check_rows(updates, least=1)
-        return mean_into(self.running_mean(length), updates, weights)
-
-    def running_mean(self, length: int) -> RunningMean:
-        """Return an empty mean of ``length`` coordinates on the device."""
-        return _TorchMean(self._torch.zeros(length, dtype=self._torch.float32, device=self._device))
+        return weighted_mean(updates, weights)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return self._torch.zeros(shape, dtype=self._torch.float64, device=self._device)
@@ -91,35 +85,3 @@ class TorchBackend:
     def _fetch(self, tensor: torch.Tensor) -> NDArray[np.float64]:
         values: NDArray[np.float64] = tensor.cpu().numpy()
         return values
-
-
-class _TorchMean:
-    """``StreamingMean`` on a torch device: product and sum are rounded separately, which gives the same bits.
-
-    Args:
-        total: shape (d,), float32, zeros, d at least 1.
-    """
-
-    __slots__ = ("_sum", "count", "total_weight")
-
-    def __init__(self, total: torch.Tensor) -> None:
-        if total.numel() < 1:
-            raise NumericsError("a mean of 0 coordinates")
-        self._sum = total
-        self.count = 0
-        self.total_weight = 0.0
-
-    def add(self, update: NDArray[np.float32], weight: float = 1.0) -> None:
-        """Add ``update``, shape (d,), float32, with ``weight``."""
-        check_summand(update, weight, self._sum.numel())
-        # Not addcmul: a fused multiply-add rounds once, and the bits would differ from numpy's.
-        summand = self._sum.new_tensor(np.ascontiguousarray(update))
-        if weight != 1.0:
-            summand *= float(np.float32(weight))
-        self._sum += summand
-        self.count += 1
-        self.total_weight += weight
-
-    def result(self) -> NDArray[np.float32]:
-        """Return the mean so far, shape (d,), float32, in new memory."""
-        return mean_of_sum(self._sum.cpu().numpy(), self.total_weight)

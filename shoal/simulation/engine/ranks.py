@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
-from aggregator.numerics.averaging import RunningMean
 from aggregator.numerics.backend import Backend
 from aggregator.numerics.rows import Updates, check_rows
 from shoal.errors import ConfigError, IntegrityError, NotReadyError
@@ -188,10 +187,6 @@ class ByCoordinates:
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """See `Backend.weighted_mean`."""
         return self._backend.weighted_mean(updates, weights)
-
-    def running_mean(self, length: int) -> RunningMean:
-        """See `Backend.running_mean`."""
-        return self._backend.running_mean(length)
 
     def _columns(self, updates: Updates, length: int) -> Updates:
         rank, world = self._ranks.rank, self._ranks.world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.numerics.averaging import BLOCK_COLUMNS, StreamingMean, capped_weights, weighted_mean
+from aggregator.numerics.averaging import BLOCK_COLUMNS, capped_weights, weighted_mean
 from aggregator.numerics.checks import NumericsError
 
 RNG = np.random.default_rng(11)
@@ -27,14 +27,7 @@ def test_the_mean_equals_float64_arithmetic() -> None:
 
 
 def test_list_and_array_have_the_same_bits() -> None:
-    """Streaming a list and an array give the same bits."""
-    mean = StreamingMean(ROWS.shape[1])
-    for row, weight in zip(ROWS, WEIGHTS, strict=True):
-        mean.add(row, weight)
-    assert mean.count == 9
-    assert mean.total_weight == WEIGHTS.sum()
     expected = weighted_mean(ROWS, WEIGHTS).tobytes()
-    assert mean.result().tobytes() == expected
     assert weighted_mean(list(ROWS), WEIGHTS).tobytes() == expected
     assert weighted_mean(np.asfortranarray(ROWS), WEIGHTS).tobytes() == expected
 
@@ -70,26 +63,12 @@ def test_single_row_comes_back() -> None:
     np.testing.assert_array_equal(weighted_mean(ROWS[:1], np.ones(1)), ROWS[0])
 
 
-def test_a_result_can_be_taken_midway() -> None:
-    """``result`` returns new memory and does not end the sum."""
-    mean = StreamingMean(4)
-    mean.add(np.full(4, 2, dtype=np.float32))
-    first = mean.result()
-    mean.add(np.full(4, 4, dtype=np.float32))
-    np.testing.assert_array_equal(first, 2.0)
-    np.testing.assert_array_equal(mean.result(), 3.0)
-
-
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e-13, 1e13])
 def test_a_bad_weight_is_refused(weight: float) -> None:
     weights = np.ones(9)
     weights[3] = weight
     with pytest.raises(NumericsError, match="weight 3"):
         weighted_mean(ROWS, weights)
-    mean = StreamingMean(4)
-    with pytest.raises(NumericsError, match="weight"):
-        mean.add(np.ones(4, dtype=np.float32), weight)
-    assert mean.count == 0
 
 
 @pytest.mark.parametrize("weights", [np.zeros(9), np.ones(8), np.ones((9, 1))])
@@ -120,13 +99,14 @@ def test_it_is_noticed_in_every_block(column: int) -> None:
 
 
 def test_weights_are_added_up_in_given_order() -> None:
-    """As a stream adds them, and not more exactly."""
+    """One after the other, and not more exactly."""
     rng = np.random.default_rng(3)
     rows, weights = rng.standard_normal((200, 5)).astype(np.float32), rng.uniform(1e-12, 1e12, 200)
-    mean = StreamingMean(5)
+    total, total_weight = np.zeros(5, np.float32), 0.0
     for row, weight in zip(rows, weights, strict=True):
-        mean.add(row, weight)
-    assert weighted_mean(rows, weights).tobytes() == mean.result().tobytes()
+        total += row * np.float32(weight)
+        total_weight += weight
+    assert weighted_mean(rows, weights).tobytes() == (total / np.float32(total_weight)).tobytes()
 
 
 def test_a_sum_beyond_float32_is_refused() -> None:
@@ -138,18 +118,6 @@ def test_large_finite_means_pass() -> None:
     """Large means whose own sum overflows pass."""
     updates = np.full((1, 1000), 3e38, dtype=np.float32)
     np.testing.assert_array_equal(weighted_mean(updates, np.ones(1)), updates[0])
-
-
-def test_streaming_refuses_what_does_not_fit() -> None:
-    mean = StreamingMean(4)
-    with pytest.raises(NumericsError, match="at least one update"):
-        mean.result()
-    for update in (np.ones(5, dtype=np.float32), np.ones(4), np.ones((4, 1), dtype=np.float32)):
-        with pytest.raises(NumericsError, match="update has shape"):
-            mean.add(update)
-    assert mean.count == 0
-    with pytest.raises(NumericsError, match="0 coordinates"):
-        StreamingMean(0)
 
 
 @pytest.mark.parametrize(
