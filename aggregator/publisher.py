@@ -312,6 +312,7 @@ class Publisher:
             remind_after_s=first_reminder_s(len(plan.assignments), encoded_bytes(run.length, run.recipe.precision_up)),
             package_bytes=self._sealed_bytes.get(channels.RUN, 0),
             held=held,
+            unit=opened.unit,
         )
         self._publish_group(channels.ANNOUNCEMENT, [encode(announcement)], plan.round)
         self._clear_all_but(self._topics_of(held))

@@ -25,13 +25,12 @@ import numpy as np
 from aggregator.looks import Looks, opened_seed
 from aggregator.numerics.rows import read_once
 from aggregator.rounds.closing import OpenedCells
-from aggregator.rounds.screening import NORM_LIMIT_RATIO
 from aggregator.rounds.summed import OpenedSum
 from aggregator.shards.calculation import ShardsUnavailableError
 from aggregator.strategies.base import ClientUpdate, Event, Parts
 from crypto.seal.envelope import read_head
 from crypto.sums.codes import added, opened_codes
-from crypto.sums.ring import WORD_BYTES, Words, mean_of, unit_of
+from crypto.sums.ring import WORD_BYTES, Words, extended, mean_of, unit_of
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
@@ -49,6 +48,7 @@ REQUEST_FILE: Final = "cells.bin"
 NOT_OPENED: Final = "not-opened"
 """Kind of the event that names devices whose updates are in no sum of the round."""
 
+FALSE_SHARE: Final = "its share for the keeper is false"
 SUSPECTED: Final = "left out, since one of these or of others spoils sums"
 HIDING: Final = "left out, so that neither a sum nor a difference of sums is of fewer than three devices"
 
@@ -83,7 +83,7 @@ class CellOpener:
         self._answers: dict[bytes, tuple[CellSums, memoryview]] = {}
         self.looks: Looks | None = None
         self._recent: list[list[frozenset[bytes]]] = []
-        self._unit = unit_of(run.recipe.norm_limit, run.length, run.most_summed)
+        self._unit = 0.0
 
     @property
     def answered(self) -> bool:
@@ -118,6 +118,7 @@ class CellOpener:
         updates: Sequence[ClientUpdate],
         cells: Parts = lambda _given: {},
         left_out: Collection[str] = (),
+        unit: float = 0.0,
     ) -> OpenedCells:
         """Return the stand-ins for a round's updates.
 
@@ -127,6 +128,7 @@ class CellOpener:
             updates: of the round, in order of their devices.
             cells: returns the parts in which updates of one model are opened, by device; none opens each model as one.
             left_out: devices of which one spoils sums, see `aggregator.rounds.suspects`.
+            unit: announced for the round.
 
         Raises:
             KeeperAwaitedError: the keeper has to answer first; it has been asked, and the same call continues.
@@ -137,11 +139,16 @@ class CellOpener:
             self._round, self._answers = round_, {}
         if self.looks is not None:
             self.looks.begin(round_, nonce)
-        away = [update for update in updates if update.device in left_out]
-        updates = [update for update in updates if update.device not in left_out]
+        false = {name for told, _ in self._answers.values() if not told.partitions for name in told.false}
+        aside = [
+            not_opened(round_, [u for u in updates if u.device in names], reason)
+            for names, reason in ((false, FALSE_SHARE), (set(left_out) - false, SUSPECTED))
+        ]
+        updates = [update for update in updates if update.device not in {*left_out, *false}]
+        self._unit = unit
         found = self._closed(round_, nonce, updates, cells(updates))
-        aside = (not_opened(round_, away, SUSPECTED),) if away else ()
-        return dataclasses.replace(found, events=(*found.events, *aside))
+        told_of = [event for event in (*found.events, *aside) if event.detail["devices"]]
+        return dataclasses.replace(found, events=tuple(told_of))
 
     def _closed(
         self, round_: int, nonce: bytes, updates: Sequence[ClientUpdate], parts: Mapping[str, int]
@@ -150,19 +157,17 @@ class CellOpener:
         request = self._kept(round_)
         if request is None:
             request = self._request(round_, nonce, updates, parts)
+        asked = [request]
         while request is not None:
             told, body = self._answer_to(request)
             if told.cells:
                 return self._opened(round_, updates, request, told, body)
-            left = [u for u in updates if u.device not in told.false]
-            recent = [[frozenset(cell) for cell in cells] for cells in told.recent]
-            if told.refused and recent == self._recent:
-                return OpenedCells((), (not_opened(round_, updates, f"the keeper refuses: {told.refused}"),))
-            self._recent = recent or self._recent
-            updates, named = left, [u for u in updates if u.device in told.false]
-            request = self._request(round_, nonce, left, parts)
-            if named and request is None:
-                return OpenedCells((), (not_opened(round_, named, "its share for the keeper is false"),))
+            self._recent = [[frozenset(cell) for cell in cells] for cells in told.recent] or self._recent
+            request = self._request(round_, nonce, updates, parts)
+            if request in asked:
+                reason = f"the keeper refuses: {told.refused or 'it names no device'}"
+                return OpenedCells((), (not_opened(round_, updates, reason),))
+            asked.append(request)
         return OpenedCells((), (not_opened(round_, updates, HIDING),))
 
     def _kept(self, round_: int) -> OpenCells | None:
@@ -227,7 +232,7 @@ class CellOpener:
                     continue
                 opened[cell.model] += tuple(names)
                 codes = opened_codes(added(update.checks for update in given), figures.pads)
-                sums.append(OpenedSum(cell.model, len(given), total, mean, codes))
+                sums.append(OpenedSum(cell.model, len(given), total, mean, codes, unit=self._unit))
             stand_ins |= {update.device: stand_in(update, mean, figures, at) for at, update in enumerate(given)}
         self._recent = [*self._recent, cells][-REMEMBERED:]
         left = [update for update in updates if update.device not in stand_ins]
@@ -248,7 +253,11 @@ class CellOpener:
         for row in read_once([update.row for update in given]):
             total += row.view(np.uint32)
         total -= pads
-        return total, mean_of(total, len(given), self._unit, mean_limit(self._run, figures.norm))
+        run, unit = self._run, self._unit
+        if unit:
+            total = extended(total)
+        unit = unit or unit_of(run.recipe.norm_limit, run.length, run.most_summed)
+        return total, mean_of(total, len(given), unit, mean_limit(run, figures.norm))
 
 
 def chosen_cells(
@@ -268,16 +277,16 @@ def chosen_cells(
         recent: the cells of each of the last openings, the newest last.
         run: the owner's plan.
         nonce: the round's, by which devices are drawn that are left out.
-        most: most updates in a cell.
+        most: most updates of a round that are added up.
         parts: see `CellOpener.open`.
     """
     groups = defaultdict[tuple[int, int, bool, int], dict[bytes, ClientUpdate]](dict)
-    for update in updates:
+    for update in sorted(updates, key=lambda u: sha256(nonce + ids[u.device]))[:most]:
         key = update.phase, update.model, update.vector is not None, parts.get(update.device, -1)
         groups[key][ids[update.device]] = update
     least = max(limits.LEAST_CELL, run.recipe.min_contributors)
     keys = sorted((k for k, cell in groups.items() if len(cell) >= least), key=lambda k: (-len(groups[k]), k))
-    wanted = [_most(groups[k], most, nonce) for k in keys[:MOST_CELLS]]
+    wanted = [frozenset(groups[k]) for k in keys[:MOST_CELLS]]
     cells = fitted(wanted, recent, least, order=lambda device: sha256(nonce + device))
     found = ([groups[k][device] for device in cell] for k, cell in zip(keys, cells, strict=False) if cell)
     return [sorted(given, key=lambda u: u.device) for given in found]
@@ -285,12 +294,7 @@ def chosen_cells(
 
 def mean_limit(run: RunPlan, norm: float) -> float:
     """Return the largest norm of a cell's mean, ``norm`` being the median of those that its devices report."""
-    return min(run.recipe.norm_limit, NORM_LIMIT_RATIO * norm)
-
-
-def _most(devices: Iterable[bytes], most: int, nonce: bytes) -> frozenset[bytes]:
-    """Return at most ``most`` devices, drawn by the round's nonce."""
-    return frozenset(sorted(devices, key=lambda device: sha256(nonce + device))[:most])
+    return min(run.recipe.norm_limit, limits.NORM_LIMIT_RATIO * norm)
 
 
 def stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:

@@ -199,6 +199,9 @@ SKETCH_WORDS: Final = 512
 """Numbers of 32 bits in the sketch of an update, in a run with looks: cosines of it have a standard error of at most 0.045."""
 MOST_LOOKED: Final = 64
 """Most updates that one look compares."""
+NORM_LIMIT_RATIO: Final = 10.0
+"""Largest norm of an update that counts, as a multiple of the median norm."""
+
 LEAST_CELL: Final = 3
 """Fewest devices in a sum of a run with a keeper, whatever the plan says: of two, each could subtract its own."""
 

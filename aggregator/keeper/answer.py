@@ -161,9 +161,10 @@ def _open_shares(
                 shares.append(_share(sealed, cell, request, plan, roster, identity))
             except ShoalError:
                 false.append(_sender(sealed))
-        # All of a cell were asked for as many margins.
-        usual = mode(len(share.figures.margins) for _, share in shares) if shares else 0
-        false += [member.name for member, share in shares if len(share.figures.margins) != usual]
+        # All of a cell were asked for as many margins, in the same unit.
+        told = [(len(share.figures.margins), share.unit) for _, share in shares]
+        usual = mode(told) if told else None
+        false += [member.name for (member, _), own in zip(shares, told, strict=True) if own != usual]
         found.append(shares)
     return found, false
 
@@ -200,12 +201,13 @@ def _share(
 
 def figures_of(figures: Sequence[Figures]) -> CellFigures:
     """Return the figures of a cell from those of its devices."""
+    norm = float(median(f.norm for f in figures))
     return CellFigures(
         count=len(figures),
         loss=float(winsorised(np.array([f.loss for f in figures])).mean()),
         correct=sum(f.correct for f in figures),
         tested=sum(f.tested for f in figures),
-        norm=float(median(f.norm for f in figures)),
-        longest=float(winsorised(np.array([f.norm for f in figures])).max()),
+        norm=norm,
+        longest=min(float(winsorised(np.array([f.norm for f in figures])).max()), limits.NORM_LIMIT_RATIO * norm),
         margins=tuple(tuple(sorted(place)) for place in zip(*(f.margins for f in figures), strict=True)),
     )

@@ -74,6 +74,7 @@ class Opener(Protocol):
         updates: Sequence[ClientUpdate],
         cells: Parts,
         left_out: Collection[str],
+        unit: float,
         /,
     ) -> OpenedCells:
         """Return the stand-ins of updates, which are in order of their devices; see `aggregator.sums.CellOpener.open`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from aggregator.rounds.state import EngineState, too_late
+from aggregator.rounds.state import EngineState, too_late, unit_in
 from crypto.seal.identity import peek_document
 from crypto.sums.codes import CHECKS
 from shoal.errors import ShoalError
@@ -19,6 +19,7 @@ from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
 from shoal.protocol.states import Statement
+from shoal.protocol.sums import precision_in
 
 if TYPE_CHECKING:
     from aggregator.strategies.base import ClientUpdate
@@ -68,6 +69,8 @@ def decide(
     if other_head(state, upload):
         return Decision.REFUSE, OTHER_HISTORY
     wrong = _beyond_assignment(run, assignment, upload, most_attached) or _wrong_figures(run, assignment, upload)
+    if run.keeper is not None and upload.precision != (asked := precision_in(run, unit_in(state))):
+        wrong = f"an update in {upload.precision[:16]}, in a round of {asked}"
     return (Decision.REFUSE, wrong) if wrong else (Decision.STORE, "")
 
 

@@ -67,6 +67,7 @@ from aggregator.rounds.state import (
     on_revoked,
     opened,
     record_of,
+    unit_in,
 )
 from aggregator.rounds.summed import OpenedSum
 from aggregator.rounds.suspects import judged
@@ -400,7 +401,8 @@ class Engine:
             available=available,
             held=ready.held,
         )
-        return opened(state, ready.plan), (action,)
+        state = opened(state, ready.plan)
+        return state, (dataclasses.replace(action, unit=unit_in(state)),)
 
     def _planned(self, before: Any, round_: int, available: tuple[str, ...]) -> tuple[Any, RoundPlan]:
         if round_ > self.run.recipe.rounds:
@@ -421,7 +423,7 @@ class Engine:
         if self.opener is not None:
             nonce = self.nonce(plan.round)
             left_out = held.suspects.left_out(nonce)
-            cells = self.opener.open(plan.round, nonce, accepted, parts_of(self.strategy), left_out)
+            cells = self.opener.open(plan.round, nonce, accepted, parts_of(self.strategy), left_out, unit_in(state))
             accepted, opened, unopened, sums = cells.updates, cells.updates, cells.events, cells.sums
             refused_means = refused_models(dict(state.disputed.items()), agreement.accepted)
             suspects, told = judged(

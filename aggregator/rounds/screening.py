@@ -16,10 +16,9 @@ from statistics import median_high, median_low
 from typing import Final
 
 from aggregator.strategies.base import ClientUpdate
+from shoal.limits import NORM_LIMIT_RATIO
 from shoal.protocol.messages import Phase
 
-NORM_LIMIT_RATIO: Final = 10.0
-"""Largest norm of an update, as a multiple of the median norm."""
 LEAST_FOR_MEDIAN: Final = 3
 """Least number of updates whose own median counts: with two, one device could set it for the other."""
 UPDATE_RECIPES: Final = ("train", "pretrain", "statistics")

@@ -48,6 +48,7 @@ from aggregator.rounds.closing import Cosines, Watched, sampled_cosines
 from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.snapshot import ResumeMetadata
 from aggregator.rounds.standstill import StillCluster
+from aggregator.rounds.summed import short_unit
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, RoundPlan, mean_loss
 from shoal.protocol.documents import Roster, RunPlan
 from shoal.protocol.messages import ORDER_WORDS, DeclineReason, Phase, RunOrder
@@ -221,6 +222,7 @@ class OpenRound:
         before: the strategy's state from which, with ``available``, the same plan follows again.
         available: the devices that could take part.
         held: the models to announce, from which, with ``before``, the round follows again.
+        unit: see `shoal.protocol.messages.Announcement`.
     """
 
     plan: RoundPlan
@@ -228,6 +230,7 @@ class OpenRound:
     before: Any
     available: tuple[str, ...]
     held: HeldModels
+    unit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +556,12 @@ def _asked(state: EngineState, device: str) -> bool:
 
 def _owes(state: EngineState, device: str) -> bool:
     return _asked(state, device) and device not in state.received
+
+
+def unit_in(state: EngineState) -> float:
+    """Return the announced unit of the open round: see `shoal.protocol.messages.Announcement`."""
+    run = state.run
+    return 0.0 if state.plan is None else short_unit(run, state.plan, state.watched.levels, run.most_summed)
 
 
 def record_of(

@@ -17,15 +17,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from crypto.sums.codes import CHECKS, Codes, added
-from crypto.sums.ring import Words, average, unit_of
+from crypto.sums.ring import SHORT_BITS, Words, average, unit_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
+from shoal.protocol.messages import Phase
 from shoal.protocol.sums import SumCodes
 
 if TYPE_CHECKING:
+    from aggregator.rounds.screening import Levels
+    from aggregator.strategies.base import RoundPlan
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
 
+LONGER: Final = 1.5
+"""Room for growth from one round to the next; longer updates are scaled down, and the next step is larger."""
 NEAR: Final = 1e-8
 """Largest squared distance of a strategy's mean from that of its cells, in squared lengths of the mean: it is rounded."""
 
@@ -40,6 +45,7 @@ class OpenedSum:
         words: (d,) uint32, the sum of their fixed-point numbers.
         mean: (d,) float32.
         codes: the sum of theirs, `CHECKS` for each segment of the plan in order.
+        unit: announced for the round.
     """
 
     model: int
@@ -47,6 +53,27 @@ class OpenedSum:
     words: Words = field(repr=False)
     mean: Float32Vector = field(repr=False)
     codes: Codes
+    unit: float = 0.0
+
+
+def short_unit(run: RunPlan, plan: RoundPlan, levels: Levels, most: int) -> float:
+    """Return the step of the 16-bit numbers of a round; 0 for 32 bits.
+
+    It leaves room for updates `LONGER` times as long as the longest of the last round, which only training tells: other rounds,
+    and the first one, have 32 bits.
+
+    Args:
+        run: the owner's plan, or a simulated one.
+        plan: the round's.
+        levels: of the last round.
+        most: most updates in a sum; 0 without a keeper.
+    """
+    longest = max((level for key, level in levels.items() if key.startswith("train/")), default=0.0)
+    phases = {assignment.phase for assignment in plan.assignments.values() if assignment.train}
+    trained = phases and phases <= {Phase.TRAIN, Phase.TRIAL, Phase.ADAPT}
+    if run.recipe.precision_up == "float32" or not (most and longest and trained):
+        return 0.0
+    return unit_of(min(run.recipe.norm_limit, LONGER * longest), run.length, most, SHORT_BITS)
 
 
 def summed_body(
@@ -72,9 +99,10 @@ def summed_body(
     parts = [at for at, spec in enumerate(run.segments) if segment in ("", spec.name)]
     codes = added(one.codes for one in chosen)
     told = tuple(codes[CHECKS * at + check] for at in parts for check in range(CHECKS))
-    body = words.astype("<u4", copy=False).tobytes() + encode(SumCodes(tuple(counts), tuple(counts.values()), told))
-    unit = unit_of(run.recipe.norm_limit, run.length, run.most_summed)
-    return body, average(words, sum(counts.values()), unit)
+    announced = chosen[0].unit
+    codes_of = SumCodes(tuple(counts), tuple(counts.values()), told, announced)
+    unit = announced or unit_of(run.recipe.norm_limit, run.length, run.most_summed)
+    return words.astype("<u4", copy=False).tobytes() + encode(codes_of), average(words, sum(counts.values()), unit)
 
 
 def _union(mean: Float32Vector, sums: Sequence[OpenedSum], span: slice) -> list[OpenedSum]:

@@ -27,7 +27,7 @@ from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.lengths import encoded_bytes, norm_room
 from shoal.protocol.reassembly import Transfer
 from shoal.protocol.states import attached_checkpoints
-from shoal.protocol.sums import share_head
+from shoal.protocol.sums import precision_in, share_head
 
 N = TypeVar("N", Decline, Reminder)
 
@@ -137,7 +137,7 @@ class UploadVerifier:
             raise UntrustedError(f"an upload for run {header.run}, which is not served")
         if header.recipient != self._identity.member.seal_key:
             raise RefusedUploadError("an upload for another aggregator", header)
-        if header.precision != self._run.recipe.precision_up:
+        if header.precision not in (self._run.recipe.precision_up, precision_in(self._run, 0.0)):
             raise RefusedUploadError(
                 f"a vector in {header.precision[:16]!r}, not {self._run.recipe.precision_up}", header
             )
@@ -187,13 +187,15 @@ class UploadVerifier:
             raise RefusedUploadError(f"what is attached: {error}", header) from error
 
     def _decoded(self, header: Upload, body: memoryview) -> memoryview:
-        """Return the body with its vector in float32, in which everything after this works."""
+        """Return the body with its vector in 4 bytes a coordinate, in which everything after this works."""
         run = self._run
-        if run.recipe.precision_up == "float32" or not header.coordinates:
+        if header.precision == "float32" or not header.coordinates:
             return body
         if header.length != run.length:  # before a vector of that length is made from fewer bytes
             raise RefusedUploadError(f"a vector of length {header.length}", header)
-        cut = encoded_bytes(run.length, run.recipe.precision_up)
+        cut = encoded_bytes(run.length, header.precision)
+        if run.keeper is not None:
+            return memoryview(np.frombuffer(body[:cut], "<u2").astype("<u4").tobytes() + body[cut:])
         try:
             vector = decode_vector(body[:cut], run.length, run.recipe.precision_up)
         except WireError as error:

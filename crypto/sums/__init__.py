@@ -8,6 +8,9 @@
   aggregator never has a seed, and the keeper never has a word of an update.
 - The unit follows from the signed plan (`unit_of`), so that all parties count in the same steps, and the sum of as many updates
   as the plan allows stays within 31 bits.
+- Numbers of 16 bits take half the bytes (`ring.short`). The aggregator announces their unit for a round, by the longest update of
+  the round before; the first round has 32 bits. The unit is in the share that a device seals to the keeper, in the key of its
+  codes and beside each sum: all updates of a sum have the same. The sign of a sum of 16 bits is extended (`ring.extended`).
 - A wrong pad, or a device that lies about its seed, makes the whole sum noise: `ring.mean_of` refuses a mean that is longer than
   any mean of updates within the plan's norm limit can be.
 

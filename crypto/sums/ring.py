@@ -1,4 +1,4 @@
-"""Fixed-point numbers modulo 2^32 and their pads: see the package."""
+"""Fixed-point numbers modulo 2^32 or 2^16 and their pads: see the package."""
 
 from __future__ import annotations
 
@@ -20,22 +20,30 @@ Words = NDArray[np.uint32]
 SEED_BYTES: Final = 32
 WORD_BYTES: Final = 4
 LARGEST_SUM: Final = (1 << 31) - 1
-"""Largest sum of fixed-point numbers, either sign."""
+"""Largest sum of fixed-point numbers of 32 bits, either sign."""
+SHORT_BITS: Final = 16
+"""Bits of a fixed-point number in a run of short updates, from its second round on."""
 SPREAD: Final = 8.0
 """Largest coordinate of a rotated update, in root mean squares: a normal one is longer once in 10^15 times."""
 _BLOCK: Final = 1 << 18
 """Words that are padded at a time."""
 
 
-def unit_of(norm_limit: float, length: int, most: int) -> float:
+def largest_of(most: int, bits: int = 32) -> int:
+    """Return the largest fixed-point number of ``bits`` bits, either sign, of which ``most`` can be added up."""
+    return (LARGEST_SUM >> (32 - bits)) // most
+
+
+def unit_of(norm_limit: float, length: int, most: int, bits: int = 32) -> float:
     """Return the step of the fixed-point numbers, as small as a sum of ``most`` updates allows.
 
     Args:
         norm_limit: largest l2 norm of an update.
         length: its coordinates d.
         most: most updates in a sum.
+        bits: of a number, 32 or `SHORT_BITS`.
     """
-    return norm_limit * min(1.0, SPREAD / math.sqrt(length)) / (LARGEST_SUM // most)
+    return norm_limit * min(1.0, SPREAD / math.sqrt(length)) / largest_of(most, bits)
 
 
 def fixed(update: Float32Vector, unit: float, most: int) -> Words:
@@ -49,7 +57,7 @@ def fixed(update: Float32Vector, unit: float, most: int) -> Words:
     Raises:
         IntegrityError: a coordinate is not finite, or too large for a sum of ``most``.
     """
-    largest = LARGEST_SUM // most
+    largest = largest_of(most)
     words = np.empty(len(update), np.uint32)
     for at in range(0, len(update), _BLOCK):
         steps = np.rint(update[at : at + _BLOCK] / np.float64(unit))
@@ -59,6 +67,37 @@ def fixed(update: Float32Vector, unit: float, most: int) -> Words:
                 hint="a smaller learning rate or --local clip shortens updates; or have the owner raise --norm-limit",
             )
         words[at : at + _BLOCK] = steps.astype(np.int64).astype(np.uint32)
+    return words
+
+
+def short(update: Float32Vector, unit: float, most: int) -> Words:
+    """Return a masked update as fixed-point numbers of `SHORT_BITS` bits with their sign extended, (d,) uint32.
+
+    An update with a coordinate that is too large is scaled down as a whole.
+
+    Args:
+        update: (d,) float32.
+        unit: the step that is announced for the round.
+        most: most updates in a sum.
+
+    Raises:
+        IntegrityError: a coordinate is not finite, or the root mean square is below one step, so that rounding would leave little
+            of the update: its sum with longer ones would show those.
+    """
+    rms, largest = float(np.linalg.norm(update)) / math.sqrt(len(update)), largest_of(most, SHORT_BITS)
+    if not unit <= rms < math.inf:
+        raise IntegrityError(
+            f"an update of root mean square {rms:.3g} can't be added up in steps of {unit:.3g}",
+            hint="the device learns much less than others, or one of them sends false figures; float32 has smaller steps",
+        )
+    scale = min(1.0, largest * unit / float(np.abs(update).max()))
+    words: Words = np.rint(update * (scale / np.float64(unit))).astype(np.int32).view(np.uint32)
+    return words
+
+
+def extended(total: Words) -> Words:
+    """Return a sum modulo 2^16, in the low halves of ``total`` (d,) uint32, with its sign extended to 32 bits."""
+    words: Words = total.astype(np.uint16).view(np.int16).astype(np.int32).view(np.uint32)
     return words
 
 

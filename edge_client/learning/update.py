@@ -18,7 +18,7 @@ from crypto.seal.envelope import SealedMessage, seal_message_to_member, seal_to_
 from crypto.seal.identity import Identity
 from crypto.sums.codes import hidden_codes
 from crypto.sums.looks import hidden_sketch
-from crypto.sums.ring import SEED_BYTES, add_pad, fixed, unit_of
+from crypto.sums.ring import SEED_BYTES, add_pad, fixed, short, unit_of
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
@@ -40,7 +40,7 @@ from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Uplo
 from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import UploadPart, borders, part_bytes
-from shoal.protocol.sums import Figures, KeeperShare, share_head
+from shoal.protocol.sums import Figures, KeeperShare, precision_in, share_head
 from shoal.types import Float32Vector
 
 MARGIN_CLIP: Final = MAX_MARGIN
@@ -178,7 +178,7 @@ def carry_out(
         if assignment.train:
             sent = with_residual(delta, context.residual, chosen, assignment.phase)
             norm = float(np.linalg.norm(sent))
-            encoded, beside = _encoded(context, sent, announcement.round, assignment.phase, pad, chosen)
+            encoded, beside = _encoded(context, sent, announcement, assignment.phase, pad, chosen)
             body, left = [encoded.body], encoded.residual
             del sent, encoded
         del result, delta  # a large update is freed before it is sealed
@@ -236,7 +236,7 @@ def report_statistics(
         vector = vector * np.float32(noise_factor(context.plan.recipe.norm_noise))
     pad = _pad(context.plan)
     model, norm = assignment.candidates[0], float(np.linalg.norm(vector))
-    encoded, beside = _encoded(context, vector, announcement.round, assignment.phase, pad, model)
+    encoded, beside = _encoded(context, vector, announcement, assignment.phase, pad, model)
     sealed = sealed_upload(context, announcement, assignment, model, [encoded.body], pad=pad, beside=beside, norm=norm)
     return Finished(sealed, model, 0.0, 0, 0)
 
@@ -273,19 +273,22 @@ NOTHING: Final = Beside()
 
 
 def _encoded(
-    context: TrainingContext, update: Float32Vector, round_: int, phase: Phase, pad: bytes, model: int
+    context: TrainingContext, update: Float32Vector, announcement: Announcement, phase: Phase, pad: bytes, model: int
 ) -> tuple[Encoded, Beside]:
-    plan = context.plan
+    plan, unit = context.plan, announcement.unit
     if plan.keeper is not None:
         mask_key = context.round.derive_mask()
         masked = update if mask_key is None else mask(update, mask_key).values
-        unit = unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
-        words = fixed(masked, unit, plan.most_summed)
-        checks = hidden_codes(update_codes(words, context.round.keys, plan, model), pad)
+        if unit:
+            words = short(masked, unit, plan.most_summed)
+        else:
+            words = fixed(masked, unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed), plan.most_summed)
+        checks = hidden_codes(update_codes(words, context.round.keys, plan, model, unit), pad)
         add_pad(words, pad)
         sketch = hidden_sketch(masked, pad).astype("<u4", copy=False).tobytes() if plan.looks else b""
-        return Encoded(words.astype("<u4", copy=False).data.cast("B"), masked, None), Beside(sketch, checks)
-    seed = upload_seed(context.plan.run_id, round_, phase, context.identity.name)
+        sent = words.astype("<u2" if unit else "<u4", copy=False)
+        return Encoded(sent.data.cast("B"), masked, None), Beside(sketch, checks)
+    seed = upload_seed(context.plan.run_id, announcement.round, phase, context.identity.name)
     cuts = borders(len(update), len(context.plan.workers))
     return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts), NOTHING
 
@@ -357,16 +360,18 @@ def sealed_upload(
         key_version=context.round.keys.key_version,
         statement=context.round.statement,
         nearest=nearest,
-        precision=context.plan.recipe.precision_up,
+        precision=precision_in(context.plan, announcement.unit),
         sketch=beside.sketch,
         checks=beside.checks,
     )
     if context.plan.keeper is not None:
-        upload = _with_share(context, upload, context.plan.keeper, norm, pad)
+        upload = _with_share(context, upload, context.plan.keeper, norm, pad, announcement.unit)
     return seal_pieces(context.identity, context.plan, context.aggregator, upload, body, attached)
 
 
-def _with_share(context: TrainingContext, upload: Upload, keeper: Member, norm: float, pad: bytes) -> Upload:
+def _with_share(
+    context: TrainingContext, upload: Upload, keeper: Member, norm: float, pad: bytes, unit: float
+) -> Upload:
     """Return an upload whose figures are sealed to the keeper, with the seed of its pad."""
     share = KeeperShare(
         fleet=upload.fleet,
@@ -386,6 +391,7 @@ def _with_share(context: TrainingContext, upload: Upload, keeper: Member, norm: 
             norm=round(norm, NORM_DECIMALS),
             margins=upload.margins,
         ),
+        unit=unit,
     )
     head = share_head(upload.fleet, upload.device, keeper.name)
     sealed = seal_to_member(context.identity, keeper.seal_key, head, encode(share))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
     from shoal.types import Float32Vector
 
 
-def code_key(keys: RoundKeys, plan: RunPlan, segment: str) -> bytes:
-    """Return the 32-byte key of the codes of a segment in a round, which follows from the secret of the round's mask."""
+def code_key(keys: RoundKeys, plan: RunPlan, segment: str, unit: float) -> bytes:
+    """Return the 32-byte key of the codes of a segment in a round, which follows from the secret of the round's mask.
+
+    Each announced unit has another key, so that a sum passes under the unit in which it was made alone.
+    """
     span = plan.span(segment)
-    return subkey(keys.mask, keys.context_of(plan), segment, span.stop - span.start, "sum code")
+    return subkey(keys.mask, keys.context_of(plan), segment, span.stop - span.start, f"sum code {unit!r}")
 
 
-def update_codes(words: Words, keys: RoundKeys, plan: RunPlan, model: int) -> Codes:
+def update_codes(words: Words, keys: RoundKeys, plan: RunPlan, model: int, unit: float) -> Codes:
     """Return the codes of an update's fixed-point numbers (d,), `CHECKS` for each segment of the plan."""
     values = words.view(np.int32)
-    names = (segment.name for segment in plan.segments)
-    return tuple(c for name in names for c in code(values[plan.span(name)], code_key(keys, plan, name), {model: 1}))
+    made = (
+        code(values[plan.span(segment.name)], code_key(keys, plan, segment.name, unit), {model: 1})
+        for segment in plan.segments
+    )
+    return tuple(chain.from_iterable(made))
 
 
 def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str, model: int) -> Float32Vector:
@@ -64,7 +71,9 @@ def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str,
     for at, name in enumerate(names):
         own = plan.span(name)
         part = values[own.start - start : own.stop - start]
-        if not matches(part, code_key(keys, plan, name), counts, told.codes[CHECKS * at : CHECKS * (at + 1)]):
+        if not matches(
+            part, code_key(keys, plan, name, told.unit), counts, told.codes[CHECKS * at : CHECKS * (at + 1)]
+        ):
             raise NoSumError(f"a mean of round {keys.round} that is no sum of {total} updates of its devices", model)
-    unit = unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
+    unit = told.unit or unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
     return average(values.view("<u4"), total, unit)

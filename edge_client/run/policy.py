@@ -7,6 +7,7 @@ The checks read the plan's limits and its `Capabilities`, never the algorithm's 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from crypto.mask.modes.registry import MODES
@@ -89,6 +90,8 @@ def check_announcement(announcement: Announcement, plan: RunPlan) -> None:
         raise UntrustedError("an announcement of another run")
     if not 1 <= a.round <= plan.recipe.rounds + 1 or (a.round > plan.recipe.rounds) != a.finished:
         raise UntrustedError(f"round {a.round} of a run of {plan.recipe.rounds}")
+    if a.unit and (plan.keeper is None or plan.recipe.precision_up == "float32" or not 0 < a.unit < math.inf):
+        raise UntrustedError(f"updates in steps of {a.unit:g}, which the plan does not have")
     models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
     if len(models) > plan.max_models:
         raise UntrustedError(f"{len(models)} models where the plan allows {plan.max_models}")

@@ -350,6 +350,12 @@ def _require_range(name: str, value: int, least: int, most: int) -> None:
         raise WireError(f"{name} is from {least} to {most}, not {value}")
 
 
+RING_PRECISIONS: Final = ("float32", "float16")
+"""Names for the 32 and the 16 bits of a number, in a run with a keeper."""
+MOST_SHORT: Final = 520
+"""Most updates that numbers of 16 bits can add up: a usual coordinate of the longest still has four steps."""
+
+
 def check_choices(recipe: Recipe) -> None:
     """Check that a run with a keeper can have these choices.
 
@@ -361,12 +367,13 @@ def check_choices(recipe: Recipe) -> None:
         "mode": "rotation",
         "weighting": "uniform",
         "robust": "off",
-        "precision_up": "float32",
         "precision_down": "float32",
     }
     for name, value in needed.items():
         if getattr(recipe, name) != value:
             raise WireError(f"a run with a keeper needs {name}={value}, not {getattr(recipe, name)}")
+    if recipe.precision_up not in RING_PRECISIONS:
+        raise WireError(f"a run with a keeper has updates in {' or '.join(RING_PRECISIONS)}, not {recipe.precision_up}")
     if recipe.norm_noise:
         raise WireError("norm_noise hides nothing in a run with a keeper, where no single norm is seen")
 
@@ -484,6 +491,10 @@ class RunPlan:
             return
         _require_range("the number of updates in a sum", self.most_summed, limits.LEAST_CELL, limits.MAX_DEVICES)
         check_choices(self.recipe)
+        if self.recipe.precision_up != "float32" and self.most_summed > MOST_SHORT:
+            raise WireError(
+                f"sums of {self.most_summed} updates don't fit numbers of 16 bits", hint="leave --precision-up away"
+            )
         if self.workers:
             raise WireError("a run has workers or a keeper, not both")
 

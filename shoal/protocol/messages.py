@@ -164,6 +164,8 @@ class Announcement:
         held: the models, which devices hold.
         remind_after_s: time to the first reminder of an unacknowledged upload of this round; grows with the fleet.
         package_bytes: size of the sealed run package at the plan's topic; 0 if not given.
+        unit: step of the 16-bit numbers in which updates are added up (`crypto.sums.ring.short`); 0 for 32 bits in the plan's
+            step, and in a run without a keeper.
     """
 
     fleet: str
@@ -179,6 +181,7 @@ class Announcement:
     held: RoundModels
     remind_after_s: float = limits.REMIND_BASE_S
     package_bytes: U64 = 0
+    unit: float = 0.0
     later: LaterFields = ()
 
     @property
@@ -223,7 +226,7 @@ class Upload:
         nearest: of the assigned models, the one at the least l2 distance from the trained model; at a tie the model that it
             was trained from, else the smallest id. In phase PLACE the one whose difference from the candidate has the largest
             cosine with the update; at a tie the smallest id. 0 unless assigned.
-        precision: encoding of the update, the plan's ``precision_up``.
+        precision: encoding of the update, the plan's ``precision_up``; with a keeper "float16" stands for numbers of 16 bits.
         parts: in a run with workers, the digest that each part's signature covers, in the order of the workers; the update
             itself does not follow then.
         share: in a run with a keeper, the device's sealed `shoal.protocol.sums.KeeperShare`. Loss, counts and samples above are 0

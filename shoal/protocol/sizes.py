@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal import limits
 from shoal.protocol.precision.lengths import encoded_bytes
+from shoal.protocol.sums import precision_in
 from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def upload_bytes(plan: RunPlan, models: int = 0, attached: int = 0) -> int:
     """
     count = max(plan.max_models, models)
     signed = STATEMENT_BYTES + STATE_BYTES * 2 * (count + 1)
-    vector = encoded_bytes(plan.length, plan.recipe.precision_up)
+    vector = encoded_bytes(plan.length, precision_in(plan, 0.0))
     if plan.workers:
         vector = DIGEST_BYTES * len(plan.workers)
     if plan.keeper is not None:

@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 from shoal.digests import sha256
 from shoal.errors import WireError
 from shoal.protocol.codec import U16, U32, ArrayU16, ArrayU32, Fixed16, Fixed32, message
-from shoal.protocol.documents import Member, require_name
+from shoal.protocol.documents import Member, RunPlan, require_name
 from shoal.protocol.messages import Phase, Sealed
 
 MOST_CELLS: Final = 8
@@ -75,6 +75,7 @@ class KeeperShare:
         model: the chosen candidate.
         length: coordinates of the update; 0 without one.
         pad: seed of the pad (`crypto.sums.ring.add_pad`), drawn for this upload.
+        unit: the announcement's. All of a cell have the same, so that no update counts more than another.
     """
 
     fleet: str
@@ -88,6 +89,7 @@ class KeeperShare:
     length: U32
     pad: Fixed32
     figures: Figures
+    unit: float = 0.0
 
     def __post_init__(self) -> None:
         require_name(self.device, "device name")
@@ -199,7 +201,7 @@ class CellFigures:
             device reports none.
         loss: mean of the losses; of five or more, the smallest and the largest count as their neighbours.
         correct, tested: sums.
-        norm: median; longest: the largest, or of five or more the second largest.
+        norm: median; longest: the largest, or of five or more the second largest, and at most ten times the median.
         pads: the sum of the pads on the devices' codes (`crypto.sums.codes`); empty in a cell without updates.
     """
 
@@ -221,11 +223,13 @@ class SumCodes:
     Attributes:
         models: that its devices trained from; counts: of devices of each.
         codes: of each segment of the sum.
+        unit: announced for the sum's round.
     """
 
     models: ArrayU16
     counts: ArrayU32
     codes: ArrayU32
+    unit: float = 0.0
 
 
 @message(165)
@@ -256,6 +260,11 @@ class CellSums:
     masked: bytes = b""
     partitions: tuple[Partition, ...] = ()
     used: U16 = 0
+
+
+def precision_in(plan: RunPlan, unit: float) -> str:
+    """Return the name of the encoding of updates in a round with this announced unit."""
+    return plan.recipe.precision_up if unit or plan.keeper is None else "float32"
 
 
 def share_head(fleet: str, device: str, keeper: str) -> Sealed:

@@ -27,7 +27,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
 from shoal.protocol.messages import Sealed
 from shoal.protocol.recipe import DEFAULTS, Recipe, Setting
-from shoal.protocol.sums import LookDeal, deal_head
+from shoal.protocol.sums import LookDeal, deal_head, precision_in
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
 from shoal.task.manifest import statistics_length
 from shoal.util.files import write_atomic
@@ -210,7 +210,7 @@ def _check_statistics(plan: RunPlan, width: int) -> None:
         raise ConfigError(
             f"the fleet's figures of {width} features are more than a device can hide", hint=STANDARDISE_LOCALLY
         )
-    if {plan.recipe.precision_up, plan.recipe.precision_down} != {"float32"}:
+    if {precision_in(plan, 0.0), plan.recipe.precision_down} != {"float32"}:
         raise ConfigError(
             "a task that standardises with the fleet's figures needs float32 both ways",
             hint=f"leave --precision-up and --precision-down away, or {STANDARDISE_LOCALLY}",

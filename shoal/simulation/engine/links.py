@@ -29,6 +29,7 @@ class Links:
     Attributes:
         exact: if not None, device -> the masked update of the last round before it was rounded, (d,) float32.
         up: bytes of all encoded updates so far, and their number; down: the same of the means that devices fetched.
+        ring: in a run on sums the encoding of updates, which are rounded when they are added up; empty in any other.
     """
 
     def __init__(self, run: RunPlan) -> None:
@@ -37,6 +38,7 @@ class Links:
         self._residuals: dict[str, Residual] = {}
         self._moved: dict[int, int] = {}
         self.exact: dict[str, Float32Vector] | None = None
+        self.ring = ""
         self.up = (0, 0)
         self.down = (0, 0)
 
@@ -63,8 +65,8 @@ class Links:
             round_: the round.
         """
         run = self._run
-        if run.recipe.precision_up == "float32":
-            self.up = self.up[0] + encoded_bytes(len(clear), "float32"), self.up[1] + 1
+        if self.ring or run.recipe.precision_up == "float32":
+            self.up = self.up[0] + encoded_bytes(len(clear), self.ring or "float32"), self.up[1] + 1
             return clear if mask is None else masked_under(clear, mask).values
         stored = residual_for(self._residuals.pop(device, None), run.run_id, round_, b"")
         seed = upload_seed(run.run_id, round_, phase, device)

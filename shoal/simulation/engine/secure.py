@@ -7,15 +7,17 @@ those of the ring.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aggregator.keeper.answer import figures_of
+from aggregator.rounds.summed import short_unit
 from aggregator.strategies.base import Groups, Looking, inner_of, parts_of
 from aggregator.sums import chosen_cells, mean_limit, stand_in
 from crypto.sums.looks import LENGTH, sketch
-from crypto.sums.ring import hidden, mean_of, unit_of
+from crypto.sums.ring import fixed, mean_of, short, unit_of
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.limits import MOST_LOOKED
@@ -25,6 +27,7 @@ from shoal.protocol.sums import REMEMBERED, Figures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aggregator.rounds.screening import Levels
     from aggregator.strategies.base import ClientUpdate, RoundPlan, Strategy
     from shoal.protocol.documents import RunPlan
     from shoal.protocol.messages import Phase
@@ -51,7 +54,7 @@ class SecureRounds:
         check_keeper(run)
         self._run = run.without_statistics
         self._most = most_summed(devices)
-        self._unit = unit_of(run.recipe.norm_limit, run.length, self._most)
+        self._unit = 0.0
         self._recent: list[list[frozenset[bytes]]] = []
         self._parts, self._inner = parts_of(strategy), inner_of(strategy)
         self._nonce = b""
@@ -60,6 +63,11 @@ class SecureRounds:
         self._looks = 0
         if isinstance(self._inner, Looking):
             self._inner.look = self._look
+
+    def begin(self, plan: RoundPlan, levels: Levels) -> str:
+        """Begin a round after one with these `levels`, and return the encoding of its updates."""
+        self._unit = short_unit(self._run, plan, levels, self._most)
+        return self._run.recipe.precision_up if self._unit else "float32"
 
     def _look(self, stand_ins: Sequence[ClientUpdate]) -> Groups:
         """Return the groups of a cell's updates by the cosines of their sketches, as `aggregator.looks` does."""
@@ -80,6 +88,8 @@ class SecureRounds:
         """Return the stand-ins of a round's updates; those in no sum are left out."""
         # As devices do: the choice would be the sign of a margin.
         given = [dataclasses.replace(u, model=plan.assignments[u.device].scored[0]) if u.margins else u for u in given]
+        # A device whose update is lost in such steps declines: see `crypto.sums.ring.short`.
+        given = [u for u in given if u.vector is None or u.norm >= self._unit * math.sqrt(len(u.row))]
         run, ids = self._run, {u.device: sha256(u.device.encode()) for u in given}
         nonce = sha256(b"".join(sorted(ids.values())) + len(self._recent).to_bytes(4, "big"))
         self._given, self._looked, self._nonce = {u.device: u for u in given}, {}, nonce
@@ -89,11 +99,11 @@ class SecureRounds:
             figures = figures_of([figures_in(u) for u in cell])
             mean = None
             if cell[0].vector is not None:
-                words = sum(
-                    (hidden(u.row, self._unit, self._most, ()) for u in cell), np.zeros(len(cell[0].row), np.uint32)
-                )
+                unit = self._unit or unit_of(run.recipe.norm_limit, run.length, self._most)
+                numbers = short if self._unit else fixed
                 try:
-                    mean = mean_of(words, len(cell), self._unit, mean_limit(run, figures.norm))
+                    words = sum((numbers(u.row, unit, self._most) for u in cell), np.zeros(len(cell[0].row), np.uint32))
+                    mean = mean_of(words, len(cell), unit, mean_limit(run, figures.norm))
                 except IntegrityError:
                     continue
             found += [stand_in(u, mean, figures, place) for place, u in enumerate(cell)]

@@ -344,6 +344,8 @@ class _Simulation:
 
     def _updates(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Return what the aggregator gets in a round: the devices' updates, or stand-ins for them."""
+        if self.secured is not None:
+            self.workforce.models.links.ring = self.secured.begin(plan, self.watched.levels)
         given = self.workforce.carry_out(plan)
         if self.tamper is not None:
             given = self.tamper(given, self.workforce)

@@ -12,8 +12,10 @@ from shoal_lab.loopback.fleet import BROKER_URL, LoopbackError
 import aggregator.rounds.held_models
 import aggregator.sums
 import edge_client.learning.update
+import edge_client.run.jobs
 from aggregator.keeper.memory import KeeperMemory
-from crypto.sums.ring import fixed
+from aggregator.sums import FALSE_SHARE
+from crypto.sums.ring import fixed, short
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.data_declaration import DataDeclaration
@@ -41,16 +43,20 @@ def sums(monkeypatch):
     made, opened = {}, []
     open_sum = aggregator.sums.CellOpener._sum
 
-    def record(update, unit, most):
-        made[len(made)] = fixed(update, unit, most)
-        return made[len(made) - 1].copy()
+    def recorded(numbers):
+        def record(update, unit, most):
+            made[len(made)] = numbers(update, unit, most)
+            return made[len(made) - 1].copy()
+
+        return record
 
     def opening(self, given, pads, figures):
         found = open_sum(self, given, pads, figures)
         opened.append((len(given), found[0]))
         return found
 
-    monkeypatch.setattr(edge_client.learning.update, "fixed", record)
+    for numbers in (fixed, short):
+        monkeypatch.setattr(edge_client.learning.update, numbers.__name__, recorded(numbers))
     monkeypatch.setattr(aggregator.sums.CellOpener, "_sum", opening)
     return made, opened
 
@@ -60,9 +66,10 @@ def fleet_of(root, stages, count=8, groups=1, **options):
     return make_fleet(root, grouped_data(count, groups), stage=stages(root / "stage", count), **chosen)
 
 
-def test_sums_are_exact(tmp_path, stages, sums):
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_sums_are_exact(tmp_path, stages, sums, precision):
     made, opened = sums
-    with fleet_of(tmp_path, stages) as fleet:
+    with fleet_of(tmp_path, stages, precision_up=precision) as fleet:
         fleet.run(60)
         assert fleet.finished
         assert [count for count, _ in opened] == [8, 8, 8]
@@ -72,14 +79,18 @@ def test_sums_are_exact(tmp_path, stages, sums):
         assert fleet.records()[-1]["device_accuracy"] == {} == fleet.records()[-1]["norms"]
 
 
-def test_models_are_those_without(tmp_path, stages):
+@pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-4), ("float16", 1e-2)])
+def test_models_are_those_without(tmp_path, stages, precision, apart):
     alike = {"mode": "rotation", "robust": "off", "weighting": "uniform", "min_contributors": 3}
-    with fleet_of(tmp_path / "a", stages) as fleet, make_fleet(tmp_path / "b", grouped_data(8), **alike) as clear:
+    with (
+        fleet_of(tmp_path / "a", stages, precision_up=precision) as fleet,
+        make_fleet(tmp_path / "b", grouped_data(8), **alike) as clear,
+    ):
         fleet.run(60)
         clear.run(60)
         expected = thetas(clear)
         for name, theta in thetas(fleet).items():
-            assert np.abs(np.frombuffer(theta, np.float32) - np.frombuffer(expected[name], np.float32)).max() < 1e-4
+            assert np.abs(np.frombuffer(theta, np.float32) - np.frombuffer(expected[name], np.float32)).max() < apart
 
 
 def test_ifca_finds_the_groups(tmp_path, stages):
@@ -89,6 +100,22 @@ def test_ifca_finds_the_groups(tmp_path, stages):
         assert same_partition(fleet.records()[-1]["clusters"], truth_of(8, 2))
 
 
+def test_device_in_other_steps_is_left_out(tmp_path, stages, monkeypatch):
+    """An aggregator announces smaller steps to one device, so that its update would be most of the sum: it is not opened."""
+    true, victim = edge_client.learning.update.carry_out, min(grouped_data(8))
+
+    def told(context, announcement, *rest):
+        if context.identity.name == victim and announcement.unit:
+            announcement = dataclasses.replace(announcement, unit=announcement.unit / 1000)
+        return true(context, announcement, *rest)
+
+    monkeypatch.setattr(edge_client.run.jobs, "carry_out", told)
+    with fleet_of(tmp_path, stages, precision_up="float16", rounds=3) as fleet:
+        fleet.run(120)
+        told = [event for r in fleet.records() for event in r["events"] if event.get("reason") == FALSE_SHARE]
+        assert [(event["round"], event["devices"]) for event in told] == [(2, [victim]), (3, [victim])]
+
+
 LOOKING = {
     "cfl": {"algorithm": "cfl", "rounds": 24},
     "fedgroup": {"algorithm": "fedgroup", "settings": {"groups": 2}, "rounds": 4},
@@ -96,9 +123,11 @@ LOOKING = {
 }
 
 
-@pytest.mark.parametrize("algorithm", LOOKING)
-def test_looks_find_the_groups(tmp_path, stages, algorithm):
-    with fleet_of(tmp_path, stages, groups=2, **LOOKING[algorithm]) as fleet:
+@pytest.mark.parametrize(
+    ("algorithm", "precision"), [*((name, "float32") for name in LOOKING), ("cfl", "float16"), ("fedgroup", "float16")]
+)
+def test_looks_find_the_groups(tmp_path, stages, algorithm, precision):
+    with fleet_of(tmp_path, stages, groups=2, precision_up=precision, **LOOKING[algorithm]) as fleet:
         fleet.run(400)
         assert same_partition(fleet.records()[-1]["clusters"], truth_of(8, 2))
         events = [event for record in fleet.records() for event in record["events"]]
@@ -110,7 +139,10 @@ def test_looks_find_the_groups(tmp_path, stages, algorithm):
         assert all(record["cosines"] is None for record in fleet.records())
 
 
-@pytest.mark.parametrize("options", [{"rounds": 4}, {**LOOKING["cfl"], "rounds": 12}, LOOKING["fedgroup"]])
+@pytest.mark.parametrize(
+    "options",
+    [{"rounds": 4}, {"rounds": 4, "precision_up": "float16"}, {**LOOKING["cfl"], "rounds": 12}, LOOKING["fedgroup"]],
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_party_may_be_killed(tmp_path, stages, seed, options):
     rng = random.Random(seed)
@@ -202,7 +234,8 @@ def test_shared_segments(tmp_path, stages):
         assert len(set(thetas(fleet).values())) == 2
 
 
-def test_statistics_are_summed(tmp_path, stages):
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_statistics_are_summed(tmp_path, stages, precision):
     """Devices that standardise by the fleet's figures get these from sums."""
     features = DataDeclaration(
         features=tuple(f"f{i}" for i in range(INPUTS)),
@@ -212,7 +245,7 @@ def test_statistics_are_summed(tmp_path, stages):
     )
     bundle = logistic_bundle(INPUTS, CLASSES)
     bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, data=features))
-    with fleet_of(tmp_path, stages, bundle=bundle, algorithm="cfl", rounds=4) as fleet:
+    with fleet_of(tmp_path, stages, bundle=bundle, algorithm="cfl", rounds=4, precision_up=precision) as fleet:
         fleet.run(120)
         assert fleet.finished
         assert len(set(thetas(fleet).values())) == 1

@@ -39,10 +39,10 @@ def spoil(monkeypatch, liar, kind):
             beside = beside._replace(checks=((beside.checks[0] + 1) % 1000, *beside.checks[1:]))
         return found, beside
 
-    def told(context, upload, keeper, norm, pad):
+    def told(context, upload, keeper, norm, pad, unit):
         mine = context.identity.name == liar
         pad = bytes(32) if mine and kind == "pad" else pad
-        return share(context, upload, keeper, norm / 300 if mine and kind == "long" else norm, pad)
+        return share(context, upload, keeper, norm / 300 if mine and kind == "long" else norm, pad, unit)
 
     monkeypatch.setattr(edge_client.learning.update, "_encoded", wrong)
     monkeypatch.setattr(edge_client.learning.update, "_with_share", told)

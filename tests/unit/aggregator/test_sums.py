@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
-from aggregator.sums import NOT_OPENED, CellOpener, KeeperAwaitedError
+from aggregator.sums import FALSE_SHARE, NOT_OPENED, CellOpener, KeeperAwaitedError, chosen_cells
 from crypto.sums.ring import hidden, unit_of
 from shoal.protocol.codec import decode
 from shoal.protocol.sums import Figures, OpenCells
@@ -116,7 +116,29 @@ def test_false_share_costs_its_device(keeper):
     updates[2] = update(NAMES[2], values(2), figures=Figures(norm=-1.0))
     opened = keeper.open(updates)
     assert [u.device for u in opened.updates] == ["dev-0", "dev-1", "dev-3", "dev-4", "dev-5"]
-    assert opened.events[0].detail["devices"] == ["dev-2"]
+    assert [event.detail for event in opened.events] == [{"devices": ["dev-2"], "reason": FALSE_SHARE}]
+
+
+def test_keeper_that_answers_anything(keeper):
+    """It names one that is not there, then cells that were never opened, again and again: the round closes without a sum."""
+    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:6])]
+    with pytest.raises(KeeperAwaitedError):
+        keeper.opener.open(1, NONCE, updates)
+    told = dataclasses.replace(keeper.answer(), cells=())
+    for changes in ({"false": ("nobody",)}, {"refused": "no", "recent": ((bytes(16),),)}):
+        keeper.opener._answers.clear()
+        keeper.opener.take(dataclasses.replace(told, **changes), memoryview(b""))
+        opened = keeper.opener.open(1, NONCE, updates)
+        assert opened.updates == ()
+        assert "the keeper refuses" in opened.events[0].detail["reason"]
+
+
+def test_all_cells_together_fit_a_sum():
+    """CFL's control is a sum over several cells."""
+    updates = [update(name, values(at), model=at % 2) for at, name in enumerate(NAMES)]
+    ids = {name: name.encode() for name in NAMES}
+    cells = chosen_cells(updates, ids, [], plan_of(), NONCE, 9, {})
+    assert sum(map(len, cells)) <= 9
 
 
 def test_wrong_pad_costs_its_cell(keeper):

@@ -78,6 +78,21 @@ def test_margins_have_no_names():
     assert cell.margins == ((0.0, 0.0, 0.0), (-0.1, 0.2, 0.3))
 
 
+@pytest.mark.parametrize("announced", [0.0, 0.5])
+def test_updates_in_another_step_are_false(announced):
+    """A device in steps of a hundredth would count a hundred times in the sum."""
+    shares = [share(n, unit=0.01 if n == "dev-2" else announced) for n in NAMES[:5]]
+    assert refused(request(tuple(shares))) == "dev-2"
+    opened(request(tuple(s for s, n in zip(shares, NAMES, strict=False) if n != "dev-2")))
+
+
+def test_longest_is_ten_medians_at_most():
+    told = [Figures(norm=norm) for norm in (1.0, 2.0, 1e30)]
+    shares = tuple(share(n, figures=f) for n, f in zip(NAMES, told, strict=False))
+    (cell,) = opened(request(shares)).message.cells
+    assert cell.longest == 20.0
+
+
 def test_same_request_same_answer():
     asked = request(NAMES[:5])
     first = opened(asked)

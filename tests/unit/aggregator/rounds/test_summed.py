@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from aggregator.rounds.summed import OpenedSum, summed_body
-from crypto.sums.ring import average, fixed, unit_of
+from aggregator.rounds.summed import OpenedSum, short_unit, summed_body
+from aggregator.strategies.base import RoundPlan
+from crypto.sums.ring import SHORT_BITS, average, fixed, unit_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import decode
+from shoal.protocol.messages import Assignment, Phase, Share
 from shoal.protocol.sums import SumCodes
 from tests.helpers.keepers import MOST, plan_of
 from tests.helpers.plans import D
 
+TRAIN = Assignment(Phase.TRAIN, (0,), Share.TRAIN, train=True, evaluate=False, margins=False)
 UNIT = unit_of(plan_of().recipe.norm_limit, D, MOST)
 
 
@@ -35,6 +40,30 @@ def test_mean_is_found_among_cells(chosen):
     assert told.models == tuple(chosen)
     assert told.counts == tuple(CELLS[at].count for at in chosen)
     assert np.abs(vector - mean).max() < 1e-5
+
+
+def plan_in(phase, **changes):
+    order = dataclasses.replace(TRAIN, phase=phase, **changes)
+    return RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": order})
+
+
+@pytest.mark.parametrize(
+    ("levels", "plan", "longest"),
+    [
+        ({"train": 3.0, "train/0": 2.0, "train/1": 4.0}, plan_in(Phase.TRIAL), 6.0),
+        ({"train/0": 1e9}, plan_in(Phase.TRAIN), 100.0),
+        ({"pretrain/0": 2.0}, plan_in(Phase.TRAIN), 0),
+        ({"train/0": 2.0}, plan_in(Phase.STATISTICS), 0),
+        ({"train/0": 2.0}, plan_in(Phase.SCORE, train=False), 3.0),
+        ({}, plan_in(Phase.TRAIN), 0),
+    ],
+)
+def test_short_numbers_follow_the_norms(levels, plan, longest):
+    short = dataclasses.replace(plan_of().recipe, precision_up="float16")
+    run = dataclasses.replace(plan_of(), recipe=short)
+    expected = unit_of(longest, D, MOST, SHORT_BITS) if longest else 0.0
+    assert short_unit(run, plan, levels, MOST) == pytest.approx(expected)
+    assert short_unit(run, plan, levels, 0) == short_unit(plan_of(), plan, levels, MOST) == 0.0
 
 
 @pytest.mark.parametrize("cells", [CELLS, []])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto.sums.ring import LARGEST_SUM, add_pad, hidden, mean_of, unit_of
+from crypto.sums.ring import LARGEST_SUM, SHORT_BITS, add_pad, extended, hidden, mean_of, short, unit_of
 from shoal.errors import IntegrityError
 
 
@@ -80,3 +80,42 @@ def test_mean_is_close_to_float():
     mean = mean_of(total, 20, unit, 1000.0)
     error = np.linalg.norm(mean - updates.mean(0)) / np.linalg.norm(updates.mean(0))
     assert error < 1e-3
+
+
+@given(st.integers(0, 2**32), st.integers(3, 64))
+def test_short_sum_is_exact(seed, count):
+    rng = np.random.default_rng(seed)
+    updates = (rng.normal(size=(count, 2000)) * rng.uniform(0.5, 3, (count, 1))).astype(np.float32)
+    unit = unit_of(2 * 45.0, 2000, 64, SHORT_BITS)
+    total, whole = np.zeros(2000, np.uint16), np.zeros(2000, np.int64)
+    for update in updates:
+        words = short(update, unit, 64)
+        whole += words.view(np.int32)
+        total += words.astype(np.uint16)
+    assert (extended(total.astype(np.uint32)).view(np.int32) == whole).all()
+
+
+def test_longer_update_is_scaled_down():
+    rng = np.random.default_rng(1)
+    update = rng.normal(size=5000).astype(np.float32)
+    unit = unit_of(float(np.linalg.norm(update)) / 4, 5000, 64, SHORT_BITS)
+    words = short(update, unit, 64).view(np.int32)
+    assert np.abs(words).max() == ((1 << 15) - 1) // 64
+    assert np.corrcoef(words, update)[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize("factor", [0.9, np.nan, np.inf])
+def test_update_that_steps_would_hide(factor):
+    update = (factor * np.ones(100)).astype(np.float32)
+    with pytest.raises(IntegrityError, match="can't be added up in steps of 1"):
+        short(update, 1.0, 64)
+
+
+def test_short_mean_is_close():
+    """The error of the mean of 20 is below .002 of an update."""
+    rng = np.random.default_rng(2)
+    updates = rng.normal(size=(20, 20_000)).astype(np.float32)
+    unit = unit_of(1.5 * float(np.linalg.norm(updates, axis=1).max()), 20_000, 64, SHORT_BITS)
+    total = sum((short(u, unit, 64) for u in updates), np.zeros(20_000, np.uint32))
+    mean = mean_of(total, 20, unit, 1000.0)
+    assert np.linalg.norm(mean - updates.mean(0)) / np.linalg.norm(updates[0]) < 0.002

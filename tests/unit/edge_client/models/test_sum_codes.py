@@ -10,7 +10,7 @@ import pytest
 from aggregator.rounds.summed import OpenedSum, summed_body
 from crypto.mask.schedule import VersionKey
 from crypto.sums.codes import added
-from crypto.sums.ring import average, fixed, unit_of
+from crypto.sums.ring import average, fixed, short, unit_of
 from edge_client.models.sum_codes import checked_mean, update_codes
 from shoal.errors import NoSumError, UntrustedError, WireError
 from shoal.protocol.codec import encode
@@ -33,13 +33,14 @@ def keys_of(plan, round_=1):
     return [chain.take() for _ in range(round_)][-1]
 
 
-def opened(plan, model, count, round_=1):
-    """Return an opened cell of devices that trained from a model."""
+def opened(plan, model, count, round_=1, unit=0.0):
+    """Return an opened cell of devices that trained from a model, in steps of 16 bits if a unit was announced."""
     rng = np.random.default_rng([model, count, round_])
-    words = [fixed(rng.normal(size=D).astype(np.float32), UNIT, MOST) for _ in range(count)]
+    updates = [rng.normal(size=D).astype(np.float32) for _ in range(count)]
+    words = [short(u, unit, MOST) if unit else fixed(u, UNIT, MOST) for u in updates]
     total = sum(words, np.zeros(D, np.uint32))
-    codes = added(update_codes(w, keys_of(plan, round_), plan, model) for w in words)
-    return OpenedSum(model, count, total, average(total, count, UNIT), codes)
+    codes = added(update_codes(w, keys_of(plan, round_), plan, model, unit) for w in words)
+    return OpenedSum(model, count, total, average(total, count, unit or UNIT), codes, unit)
 
 
 def body_of(plan, *sums, segment=""):
@@ -50,9 +51,10 @@ def body_of(plan, *sums, segment=""):
     return summed_body(mean.astype(np.float32), sums, segment, plan)
 
 
+@pytest.mark.parametrize("unit", [0.0, 0.04])
 @pytest.mark.parametrize("cells", [[(0, 3)], [(0, 5), (1, 4)], [(2, 3), (2, 7)]])
-def test_sums_are_taken(plan, cells):
-    body, vector = body_of(plan, *(opened(plan, *cell) for cell in cells))
+def test_sums_are_taken(plan, cells, unit):
+    body, vector = body_of(plan, *(opened(plan, *cell, unit=unit) for cell in cells))
     found = checked_mean(memoryview(body), keys_of(plan), plan, "", 0)
     assert found.tobytes() == vector.tobytes()
 
@@ -80,8 +82,8 @@ def crafted(plan):
     """Yield bodies that an aggregator could make of what it has, and of nothing."""
     first, second, later = opened(plan, 0, 5), opened(plan, 1, 4), opened(plan, 0, 5, round_=2)
 
-    def body(words, models=(0,), counts=(5,), codes=first.codes):
-        return np.asarray(words, np.uint32).tobytes() + encode(SumCodes(models, counts, codes))
+    def body(words, models=(0,), counts=(5,), codes=first.codes, unit=0.0):
+        return np.asarray(words, np.uint32).tobytes() + encode(SumCodes(models, counts, codes, unit))
 
     rng = np.random.default_rng(1)
     for _ in range(200):
@@ -91,6 +93,7 @@ def crafted(plan):
     yield body(first.words, counts=(4,))
     yield body(first.words, models=(1,))
     yield body(first.words, codes=second.codes)
+    yield body(first.words, unit=0.5)
     yield body(later.words, codes=later.codes)
     yield body(2 * first.words - second.words, counts=(6,), codes=first.codes)
     yield body(first.words, models=(0, 0), counts=(3, 2))

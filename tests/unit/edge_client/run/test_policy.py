@@ -24,6 +24,7 @@ from shoal.protocol.states import (
     Step,
     Term,
 )
+from tests.helpers.keepers import plan_of
 from tests.helpers.plans import altered, run_plan
 
 PLAN = run_plan(origins=2, max_models=3, rounds=9, min_contributors=3)
@@ -193,6 +194,23 @@ def test_training_may_compare_if_allowed():
     for bad in ((0, 2), (1, 1), (SHARED_MODEL,)):
         with pytest.raises(UntrustedError, match="compare with a model that is not announced, or twice"):
             check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
+
+
+@pytest.mark.parametrize("unit", [-1.0, float("inf"), float("nan")])
+def test_steps_that_are_none(unit):
+    short = plan_of(precision_up="float16")
+    check_announcement(
+        announcement(short, offered=RoundModels(1, (Offer(0, StateId(0, 0)),)), unit=0.5, round_=1), short
+    )
+    for plan in (short, plan_of()):
+        with pytest.raises(UntrustedError, match="updates in steps of"):
+            check_announcement(announcement(plan, unit=unit, round_=1), plan)
+
+
+@pytest.mark.parametrize("plan", [PLAN, plan_of(), run_plan(precision_up="float16")])
+def test_steps_where_the_plan_has_none(plan):
+    with pytest.raises(UntrustedError, match=r"updates in steps of 0\.5"):
+        check_announcement(announcement(plan, unit=0.5, round_=1), plan)
 
 
 def test_placing_by_direction_if_allowed():

@@ -30,8 +30,15 @@ def test_models_are_those_of_a_clear_run():
         assert (value - run().models[0].state_dict()[name]).abs().max() < 1e-4
 
 
-def test_ifca_finds_its_groups():
-    found = run(12, 2, strategy="ifca", settings={"k": 2}, rounds=15, secure=True)
+def test_short_numbers_cost_nothing():
+    whole, short = run(secure=True), run(secure=True, precision="float16")
+    for name, value in short.models[0].state_dict().items():
+        assert 0 < (value - whole.models[0].state_dict()[name]).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_ifca_finds_its_groups(precision):
+    found = run(12, 2, strategy="ifca", settings={"k": 2}, rounds=15, secure=True, precision=precision)
     assert [int(c) for c in found.clusters[::2]] == [int(found.clusters[0])] * 6
     assert len(set(map(int, found.clusters))) == 2
 
@@ -43,7 +50,7 @@ def test_ifca_finds_its_groups():
         ({"strategy": "ifca", "settings": {"k": "auto"}}, ConfigError, "compares single updates"),
         ({"robust": "rfa"}, WireError, "robust=off"),
         ({"mask": "permutation"}, WireError, "mode=rotation"),
-        ({"precision": "int8"}, WireError, "precision_up=float32"),
+        ({"precision": "int8"}, WireError, "float32 or float16, not int8"),
         ({"min_contributors": 2}, WireError, "min_contributors"),
     ],
 )
