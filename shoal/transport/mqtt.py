@@ -161,6 +161,8 @@ class MqttTransport:
 
         self._lock = threading.Lock()
         self._wake_fd = -1
+        # Whether the network thread waits, and whether something was queued since it looked at the queues.
+        self._asleep = self._news = False
         self._queue: deque[Publish] = deque()
         self._waiting_bytes = 0
         self._requests: deque[tuple[str, bool]] = deque()
@@ -343,9 +345,7 @@ class MqttTransport:
         """Queue an acknowledgement for the network thread; called from the thread that handles messages."""
         with self._lock:
             self._handled.append(receipt)
-            # One wake-up is enough: the network thread then takes all that are queued.
-            if len(self._handled) == 1:
-                self._wake()
+            self._wake()
 
     def _acknowledge(self, link: Link) -> None:
         """Send the queued acknowledgements, except those of an earlier connection, whose messages the broker sends again."""
@@ -374,9 +374,20 @@ class MqttTransport:
             self._wake()
 
     def _wake(self) -> None:
-        """Interrupt the network thread's wait; call with the lock held."""
-        if self._wake_fd >= 0:
+        """Interrupt the network thread's wait, if it waits; call with the lock held, after something was queued.
+
+        One wake-up is enough: the network thread then takes all that is queued.
+        """
+        self._news = True
+        if self._asleep:
+            self._asleep = False
             os.eventfd_write(self._wake_fd, 1)
+
+    def _falls_asleep(self) -> bool:
+        """Return whether the network thread may wait: nothing was queued since it looked."""
+        with self._lock:
+            self._asleep = not self._news
+            return self._asleep
 
     def _emit(self, event: TransportEvent) -> None:
         if not self._silent:
@@ -422,8 +433,8 @@ class MqttTransport:
             # Under the lock, so that `_wake` never writes to a descriptor that was closed and given to another file.
             with self._lock:
                 self._closing = True
+                self._asleep = False
                 os.close(self._wake_fd)
-                self._wake_fd = -1
 
     def _tell_offline(self, reason: str, hint: str, *, was_online: bool) -> None:
         """Report why there is no connection: each end of one, and each failed attempt with another reason than the one before."""
@@ -446,6 +457,7 @@ class MqttTransport:
         answer_by_s = time.monotonic() + self._patience_s()
         parting = False
         while link.alive:
+            self._asleep = self._news = False
             if self._rivals is not None and self._rivals.over:
                 self._leave_rivals()
             self._acknowledge(link)
@@ -463,7 +475,7 @@ class MqttTransport:
                 wait_s = max(0.0, min(left_s, _CLOSING_TICK_S if self._closing else _TICK_S))
                 if self._queue:
                     wait_s = min(wait_s, self._pace.wait_s(time.monotonic()) or wait_s)
-                link.step(self._wake_fd, wait_s, read=read)
+                link.step(self._wake_fd, wait_s * self._falls_asleep(), read=read)
             if not link.online and time.monotonic() >= answer_by_s:
                 link.abort("the broker did not answer the greeting")
 
@@ -587,5 +599,6 @@ class MqttTransport:
             if left_ms <= 0.0:
                 return
             # Reading resets the eventfd, or the next poll would return at once.
-            for fd, _ in poller.poll(left_ms):
+            for fd, _ in poller.poll(left_ms * self._falls_asleep()):
                 os.eventfd_read(fd)
+            self._asleep = self._news = False

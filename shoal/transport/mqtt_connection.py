@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -57,6 +57,9 @@ LEAST_PACKET_BYTES: Final = limits.LEAST_CHUNK_BYTES + PACKET_ROOM_BYTES
 READ_AHEAD_BYTES: Final = 4096
 """Bytes read at once where paho asks for fewer. It reads a packet's header byte by byte, in four system calls, at each of which
 the thread may have to wait for the interpreter's lock."""
+
+BUFFER_BYTES: Final = 124 * 1024
+"""The same without TLS and websocket: a chunk of the usual size takes one system call."""
 
 PACKET_TOO_LARGE: Final = 0x95
 NO_RETAINED_MESSAGES: Final = 0x9A
@@ -129,7 +132,7 @@ class _BoundedClient(Client):
     """
 
     overrun = False
-    ahead = b""
+    ahead: bytes | memoryview = b""
     verdict = 0
     fault: OSError | None = None
     expires_at_s: int | None = None
@@ -137,6 +140,7 @@ class _BoundedClient(Client):
     def __init__(self, address: BrokerAddress, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, transport="websockets" if address.path else "tcp", **options)
         self._address, self._tls = address, tls
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     def _create_socket_connection(self) -> socket.socket:
         return connected((self._host, self._port), self._address.proxy, TCP_TIMEOUT_S)
@@ -155,21 +159,20 @@ class _BoundedClient(Client):
             sock.close()
             raise
 
-    def _sock_recv(self, bufsize: int) -> bytes:
+    def _sock_recv(self, bufsize: int) -> Any:
         length = self._in_packet["remaining_length"]
         if self._in_packet["have_remaining"] and length > limits.MAX_PACKET_BYTES:
             _log.error("the broker sent a packet of %d bytes, over the limit of %d", length, limits.MAX_PACKET_BYTES)
             self.overrun = True
             raise ConnectionError("a packet above the limit")
         if not self.ahead:
-            if bufsize >= READ_AHEAD_BYTES:
-                return self._received(bufsize)
-            self.ahead = self._received(READ_AHEAD_BYTES)
+            self.ahead = self._received(max(bufsize, READ_AHEAD_BYTES))
         data, self.ahead = self.ahead[:bufsize], self.ahead[bufsize:]
         return data
 
-    def _received(self, most: int) -> bytes:
-        if self._ssl or self._sock is None:
+    def _received(self, most: int) -> bytes | memoryview:
+        sock: Any = self._sock
+        if self._ssl or sock is None:
             try:
                 return super()._sock_recv(most)
             except BlockingIOError:
@@ -177,14 +180,28 @@ class _BoundedClient(Client):
             except OSError as error:
                 self.fault = error
                 raise
-        data: bytes = self._sock.recv(most)
-        return data
+        if self._address.path:
+            data: bytes = sock.recv(most)
+            return data
+        return self._buffer[: sock.recv_into(self._buffer)]  # paho copies each part before it asks for the next
+
+    def _packet_write(self) -> MQTTErrorCode:
+        """Write the queued packets; acknowledgements at the head of the queue become one."""
+        queue = self._out_packet
+        while len(queue) > 1 and queue[0]["command"] == queue[1]["command"] == MessageType.PUBACK:
+            first, second = queue.popleft(), queue[0]
+            second["packet"] = first["packet"][first["pos"] :] + second["packet"]
+            second["to_process"] += first["to_process"]
+        return super()._packet_write()
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
-        if self._ssl or self._sock is None:
+        sock: Any = self._sock
+        if self._ssl or sock is None:
             return super()._sock_send(buf)
+        # The kernel fills a segment with the packets that follow.
+        more = (socket.MSG_MORE,) if self._out_packet and not self._address.path else ()
         try:
-            return self._sock.send(buf)
+            return int(sock.send(buf, *more))
         except BlockingIOError:
             self._call_socket_register_write()
             raise
@@ -332,14 +349,18 @@ class Link:
         )
 
     def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
-        """Wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, then read (unless ``read`` is false) and write."""
-        sock: Any = self._client.socket()
-        poller = select.poll()
-        poller.register(wake_fd, select.POLLIN)
-        poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
-        # Bytes that the TLS layer has decrypted already, or that were read ahead, don't make the socket readable.
-        readable = read and (bool(self._client.ahead) or (self._options.tls is not None and sock.pending() > 0))
+        """Write, wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, then read (unless ``read`` is false)."""
         try:
+            if self._client.want_write():
+                self._client.loop_write()
+            sock: Any = self._client.socket()
+            if sock is None:  # the write failed, or was the last
+                return
+            poller = select.poll()
+            poller.register(wake_fd, select.POLLIN)
+            poller.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if self._client.want_write() else 0))
+            # Bytes that the TLS layer has decrypted already, or that were read ahead, don't make the socket readable.
+            readable = read and (bool(self._client.ahead) or (self._options.tls is not None and sock.pending() > 0))
             for fd, conditions in poller.poll(0 if readable else timeout_s * 1000.0):
                 if fd == wake_fd:
                     os.eventfd_read(wake_fd)
@@ -352,24 +373,9 @@ class Link:
                 self.abort(self._doom)
                 return
             self._client.loop_misc()
-            self._write()
         except _BROKEN_STREAM:
             _log.exception("broken MQTT stream: the connection is dropped")
             self.abort("the broker sent what is no MQTT")
-
-    def _write(self) -> None:
-        """Write paho's queued packets, acknowledgements and publishes together, in as few TCP segments as possible."""
-        client = self._client
-        if not client.want_write():
-            return
-        sock: Any = client.socket()
-        corked = sock is not None and self._options.tls is None
-        if corked:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-        client.loop_write()
-        sock_after: Any = client.socket()  # None if the write failed, whereupon paho closed the socket
-        if corked and sock_after is sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
     def takes(self, message: Publish) -> bool:
         """Return whether the broker accepts a publish of this size, as far as is known."""

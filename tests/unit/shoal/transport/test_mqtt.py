@@ -1,6 +1,7 @@
 """The MQTT transport against brokers that behave badly: each test scripts one on a socket."""
 
 import logging
+import os
 import queue
 import socket
 import threading
@@ -10,10 +11,12 @@ from collections.abc import Callable
 import pytest
 
 from shoal.errors import BrokerUnreachableError, WireError
+from shoal.transport import mqtt
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent, Unreached
 from shoal.transport.mqtt import MANY_ENDS, MqttTransport, backoff_s
 from shoal.transport.mqtt_connection import Publish
 from shoal.transport.pacing import Pace
+from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import (
     ACCEPT_V3,
     ACCEPT_V5,
@@ -364,3 +367,63 @@ def test_a_paced_transport_still_subscribes() -> None:
     transport.subscribe("u")
     transport._feed(link)  # type: ignore[arg-type]
     assert (asked, link.sent) == ([("u",)], [])
+
+
+def test_no_wake_up_is_lost(broker, monkeypatch):
+    """Several threads publish while the network thread goes to sleep: no publish may wait for a later event."""
+    monkeypatch.setattr(mqtt, "_TICK_S", 60.0)
+    arrived, turns, threads = threading.Semaphore(0), 300, 4
+
+    def script(connection, _version):
+        connection.sendall(ACCEPT_V5)
+        while data := connection.recv(65536):
+            for _ in range(data.count(b"!")):
+                arrived.release()
+
+    events = queue.Queue()
+    transport = MqttTransport(broker(script).url, "client-1", events.put)
+    transport.start(require=True)
+    start = threading.Barrier(threads + 1)
+
+    def publish():
+        for _ in range(turns):
+            start.wait()
+            transport.publish("t", b"!", qos=0)
+
+    writers = [threading.Thread(target=publish) for _ in range(threads)]
+    for writer in writers:
+        writer.start()
+    late = 0
+    for _ in range(turns):
+        start.wait()
+        late += sum(not arrived.acquire(timeout=5.0) for _ in range(threads))
+    for writer in writers:
+        writer.join()
+    transport.close()
+    assert late == 0
+
+
+def test_many_publishes_need_one_wake_up(broker, monkeypatch):
+    """While the network thread is awake nobody wakes it."""
+    written, events = [], queue.Queue()
+    real = os.eventfd_write
+    monkeypatch.setattr(os, "eventfd_write", lambda *args: written.append(args) or real(*args))
+
+    def sink(event):
+        events.put(event)
+        if isinstance(event, Connected):
+            for number in range(50):
+                transport.publish("t", b"%d" % number, qos=0)
+
+    received = bytearray()
+
+    def script(connection, _version):
+        connection.sendall(ACCEPT_V5)
+        while data := connection.recv(65536):
+            received.extend(data)
+
+    transport = MqttTransport(broker(script).url, "client-1", sink)
+    transport.start(require=True)
+    wait_for(lambda: b"49" in received)
+    assert len(written) <= 1
+    transport.close()

@@ -235,6 +235,25 @@ def test_next_step_writes_all_publishes(peers):
     assert one.received().count(b"payload-") == 5
 
 
+def test_acknowledgements_leave_in_one_call(peers, monkeypatch):
+    """Those at the head of the queue are joined, also where a part of the first was sent before."""
+    one = peers(manual_ack=True)
+    one.connect()
+    sent = []
+    send = one.link._client._sock_send
+    monkeypatch.setattr(one.link._client, "_sock_send", lambda data: sent.append(data) or send(data))
+    for packet_id in (1, 2, 3):
+        one.link.acknowledge(packet_id)
+    one.publish(b"ours", qos=0)
+    one.link._client._out_packet[0].update(pos=1, to_process=3)
+    one.link.step(one.wake_fd, 0.0)
+    acknowledgements = b"@\2\0\1@\2\0\2@\2\0\3"[1:]
+    assert bytes(sent[0]) == acknowledgements
+    assert len(sent) == 2
+    assert one.received()[: len(acknowledgements)] == acknowledgements
+    assert one.events.settled == [4]
+
+
 def test_qos_0_is_settled_once_sent(peers):
     """At qos 0 a publish is settled once sent."""
     one = peers()
