@@ -243,8 +243,8 @@ def replace(
     fleet, wanted = open_fleet(directory), fingerprint.strip().lower()
     name = fleet.named(device)
     with _connected(fleet) as connection:
-        waiting = connection.registrar.pending
-        connection.listen(settings_of(directory).wait, lambda: any(r.name == name for r in waiting.values()))
+        asked = lambda: any(r.name == name for r in connection.registrar.pending.values())  # noqa: E731
+        connection.listen(settings_of(directory).wait, asked)
         try:
             member = connection.replace(name, wanted)
         except BrokerUnreachableError as error:

@@ -1,5 +1,6 @@
 """The owner's commands at the broker: their lines, and the next step if the broker is away."""
 
+import contextlib
 import json
 import time
 import types
@@ -211,6 +212,22 @@ def test_every_command_is_registered():
         ),
         "replace-aggregator",
     }
+
+
+def test_replacing_waits_for_the_request_alone(fleet, monkeypatch):
+    """Each message of the broker makes a new set of requests."""
+    found, ended = registrar(), []
+
+    def listen(_seconds, enough):
+        found.pending = {"print": request("dev-1")}
+        ended.append(enough())
+
+    connection = types.SimpleNamespace(registrar=found, listen=listen, replace=lambda *_: DEVICE.member)
+    monkeypatch.setattr(enrolment, "_connected", lambda _: contextlib.nullcontext(connection))
+    monkeypatch.setattr(enrolment, "broker_users", lambda *_, **_options: None)
+    monkeypatch.setattr(enrolment.schedules, "send_again", lambda _: None)
+    enrolment.replace(fleet.path, "dev-1")
+    assert ended == [True]
 
 
 def test_names_and_labels_are_signed(fleet, capsys):
