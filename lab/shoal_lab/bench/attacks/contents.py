@@ -92,8 +92,7 @@ def read_rows(gradient: NDArray[np.float32], lab: Lab) -> tuple[NDArray[np.float
 
 def nearest(images: NDArray[np.float64], truth: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return that of ``images`` (n, pixels) with the smallest distance to ``truth`` (pixels,)."""
-    best: NDArray[np.float64] = images[((images - truth) ** 2).mean(1).argmin()]
-    return best
+    return np.asarray(images[((images - truth) ** 2).mean(1).argmin()], np.float64)
 
 
 def first_layer(lab: Lab, mode: str) -> list[Result]:

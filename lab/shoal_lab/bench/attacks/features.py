@@ -101,8 +101,7 @@ def plausible(rows: Rows, features: int, steps: int) -> Rows:
         search.zero_grad()
         doubt.sum().backward()
         search.step()
-    best: Rows = figures[int(doubt.argmin())].detach().numpy()
-    return best
+    return np.asarray(figures[int(doubt.argmin())].detach(), np.float64)
 
 
 WHO: Final = "aggregator alone, with the vectors of one round of statistics"

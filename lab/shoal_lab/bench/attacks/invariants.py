@@ -33,8 +33,7 @@ def skewed(lab: Lab, images: Images, label: int, what: str) -> Images:
 def products(rows: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     """Return all dot products of vectors (d,)."""
     matrix = np.stack(rows).astype(np.float64)
-    gram: NDArray[np.float64] = matrix @ matrix.T
-    return gram
+    return np.asarray(matrix @ matrix.T, np.float64)
 
 
 def assign(seen: NDArray[np.float64], known: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -99,8 +98,7 @@ def _shadows(lab: Lab) -> NDArray[np.float64]:
         )
         for s in range(SHADOWS)
     ]
-    mean: NDArray[np.float64] = np.mean(grams, axis=0)
-    return mean
+    return np.asarray(np.mean(grams, axis=0), np.float64)
 
 
 HAS_LIST: Final = "aggregator with the clear model and a list that the true data is on"

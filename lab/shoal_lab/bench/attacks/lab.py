@@ -90,9 +90,7 @@ class Images:
 
     def mean(self, label: int | None = None) -> NDArray[np.float32]:
         """Return the mean image of one class or of all, which is the best guess without any vector."""
-        chosen = self.x if label is None else self.x[self.y == label]
-        image: NDArray[np.float32] = chosen.mean(0)
-        return image
+        return np.asarray((self.x if label is None else self.x[self.y == label]).mean(0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,7 @@ class Lab:
     def origin(self) -> Float32Vector:
         """The model that a run starts from, (d,)."""
         sizes = {"inputs": self.side**2, "hidden": self.hidden, "classes": CLASSES}
-        vector: Float32Vector = make_origins("mlp", 1, 0, manifest=self.bundle.manifest, **sizes)[0]
-        return vector
+        return np.asarray(make_origins("mlp", 1, 0, manifest=self.bundle.manifest, **sizes)[0], np.float32)
 
     @property
     def length(self) -> int:

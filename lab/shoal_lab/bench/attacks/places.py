@@ -133,8 +133,7 @@ def paths(values: NDArray[np.float32], scale: NDArray[np.float64], *, signed: bo
     if signed:
         return path
     longest = path[np.arange(len(path)), np.abs(path).argmax(1)]
-    flipped: NDArray[np.float64] = path * np.where(longest < 0, -1.0, 1.0)[:, None]
-    return flipped
+    return np.asarray(path * np.where(longest < 0, -1.0, 1.0)[:, None], np.float64)
 
 
 def closest(paths_seen: NDArray[np.float64], paths_known: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -244,9 +244,7 @@ class LoadWorker:
         if self._task is not None:
             self._task.cancelled = True
 
-    def close(self) -> None:
-        """Cancel the queued job."""
-        self.cancel()
+    close = cancel
 
 
 def member_like(joined: DeviceMembership, directory: Path) -> DeviceMembership:

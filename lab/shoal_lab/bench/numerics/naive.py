@@ -33,8 +33,8 @@ def randomised_edc(updates: NDArray[np.float32], directions: int) -> NDArray[np.
     """
     decomposition = sklearn_module("sklearn.decomposition").TruncatedSVD(directions, random_state=0)
     vectors = decomposition.fit_transform(updates.T)
-    cosines: NDArray[np.float32] = sklearn_module("sklearn.metrics.pairwise").cosine_similarity(updates, vectors.T)
-    return cosines
+    pairwise = sklearn_module("sklearn.metrics.pairwise")
+    return np.asarray(pairwise.cosine_similarity(updates, vectors.T))
 
 
 def cubic_madc(similarity: NDArray[np.float64], start: int, stop: int) -> NDArray[np.float64]:
@@ -52,5 +52,4 @@ def cubic_madc(similarity: NDArray[np.float64], start: int, stop: int) -> NDArra
     total = np.abs(similarity[start:stop, None, :] - similarity[None, :, :]).sum(axis=2)
     total -= 2.0 * np.abs(1.0 - similarity[start:stop])
     total[np.arange(stop - start), np.arange(start, stop)] = 0.0
-    rows: NDArray[np.float64] = total / (size - 2)
-    return rows
+    return np.asarray(total / (size - 2), np.float64)

@@ -174,11 +174,9 @@ def _relative(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _singular(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = np.linalg.svd(rows.astype(np.float64), compute_uv=False)
-    return values
+    return np.asarray(np.linalg.svd(rows.astype(np.float64), compute_uv=False))
 
 
 def _distances(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = rows.astype(np.float64)
-    apart: NDArray[np.float64] = np.linalg.norm(wide[:, None] - wide[None], axis=2)
-    return apart
+    return np.asarray(np.linalg.norm(wide[:, None] - wide[None], axis=2), np.float64)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -28,14 +27,6 @@ GAMMAS: Final = {
     "default": (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0),
     "paper": tuple(round(0.1 * i, 1) for i in range(1, 31)),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Chance:
-    """Shares of draws with a positive gap, and with a bipartition that cuts no group."""
-
-    positive_gap: float
-    right: float
 
 
 def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], list[int]]:
@@ -56,15 +47,15 @@ def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tup
     return (true[groups] + noise).astype(np.float32), groups.tolist()
 
 
-def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> Chance:
-    """Return the chances over ``trials`` draws."""
+def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> tuple[float, float]:
+    """Return the shares of ``trials`` draws with a positive gap, and with a bipartition that cuts no group."""
     # A stream for each point, so that a point's result does not depend on the grid.
     rng = np.random.default_rng([seed, k, round(gamma * 1000)])
     found = []
     for _ in range(trials):
         rows, groups = draw(k, gamma, dimensions, rng)
         found.append(gap_of(list(rows), groups))
-    return Chance(float(np.mean([g.gap > 0 for g in found])), float(np.mean([g.right for g in found])))
+    return float(np.mean([g.gap > 0 for g in found])), float(np.mean([g.right for g in found]))
 
 
 def guaranteed(k: int, gamma: float) -> bool:
@@ -92,16 +83,8 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     history: list[dict[str, Any]] = []
     begin_s = time.process_time()
     for k, gamma in points:
-        found = chance(k, gamma, trials, dimensions, options.seed)
-        history.append(
-            {
-                "k": k,
-                "gamma": gamma,
-                "chance": found.positive_gap,
-                "right": found.right,
-                "guaranteed": guaranteed(k, gamma),
-            }
-        )
+        positive, right = chance(k, gamma, trials, dimensions, options.seed)
+        history.append({"k": k, "gamma": gamma, "chance": positive, "right": right, "guaranteed": guaranteed(k, gamma)})
         progress.round("cfl", len(history), len(points), history[-1])
     beyond = [row for row in history if row["k"] >= 10 and row["gamma"] >= 1.0]
     return study.result(

@@ -6,7 +6,7 @@ views of a few large arrays, so a population takes little more memory than its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -116,10 +116,6 @@ def relabelled(
     )
 
 
-def _unchanged(_groups: int, _seed: int) -> list[NDArray[np.int64]]:
-    return [np.arange(CLASSES)]
-
-
 def _swaps(groups: int, seed: int) -> list[NDArray[np.int64]]:
     rng = np.random.default_rng([seed, 1])  # a stream of its own: pairs must not depend on how samples are dealt
     labels = np.concatenate([rng.permutation(CLASSES) for _ in range(-(-2 * groups // CLASSES))])
@@ -141,7 +137,11 @@ def _permutations(groups: int, seed: int) -> list[NDArray[np.int64]]:
     return renamed
 
 
-_RENAMED: Final = {"plain": _unchanged, "swap": _swaps, "permutation": _permutations}
+_RENAMED: Final[dict[str, Callable[[int, int], list[NDArray[np.int64]]]]] = {
+    "plain": lambda _groups, _seed: [np.arange(CLASSES)],
+    "swap": _swaps,
+    "permutation": _permutations,
+}
 """The names of the labels in each group, by the way of renaming."""
 
 

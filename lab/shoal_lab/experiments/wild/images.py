@@ -7,6 +7,7 @@ drawn from the rest, which no device trains on, so that accuracies are precise. 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,21 +66,9 @@ def shifted(
     return np.ascontiguousarray(x, np.float32), y.astype(np.int64)
 
 
-def _plain(_scenario: Scenario, _group: int, x: Any, y: Any, _rng: Rng, _seed: int) -> tuple[Any, Any]:
-    return x, y
-
-
-def _permuted(_scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, seed: int) -> tuple[Any, Any]:
-    return x, np.random.default_rng([seed, group, 77]).permutation(datasets.CLASSES)[y] if group else y
-
-
 def _swapped(scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, _seed: int) -> tuple[Any, Any]:
     first, second = scenario.pairs[group]
     return x, np.where(y == first, second, np.where(y == second, first, y))
-
-
-def _rotated(_scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, _seed: int) -> tuple[Any, Any]:
-    return np.rot90(x, group, axes=(1, 2)), y
 
 
 def _turned(scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, _seed: int) -> tuple[Any, Any]:
@@ -109,19 +98,18 @@ def _background(_scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, seed
     return np.maximum(x, texture[None] * (x < 0.1)), y
 
 
-def _dimmed(_scenario: Scenario, group: int, x: Any, y: Any, _rng: Rng, _seed: int) -> tuple[Any, Any]:
-    return x * 0.25 if group else x, y
-
-
-_SHIFTS: Final = {
-    "none": _plain,
-    "permuted": _permuted,
+_SHIFTS: Final[dict[str, Callable[[Scenario, int, Any, Any, Rng, int], tuple[Any, Any]]]] = {
+    "none": lambda _scenario, _group, x, y, _rng, _seed: (x, y),
+    "permuted": lambda _scenario, group, x, y, _rng, seed: (
+        x,
+        np.random.default_rng([seed, group, 77]).permutation(datasets.CLASSES)[y] if group else y,
+    ),
     "swapped": _swapped,
-    "rotated": _rotated,
+    "rotated": lambda _scenario, group, x, y, _rng, _seed: (np.rot90(x, group, axes=(1, 2)), y),
     "turned": _turned,
     "features": _features,
     "background": _background,
-    "dimmed": _dimmed,
+    "dimmed": lambda _scenario, group, x, y, _rng, _seed: (x * 0.25 if group else x, y),
 }
 
 

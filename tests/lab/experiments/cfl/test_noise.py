@@ -25,10 +25,8 @@ def test_the_noisiest_device_is_as_asked() -> None:
 
 def test_theorem_1_keeps_its_promise() -> None:
     """Near 1 for k > 10 and gamma = 1, as published; far lower when noise drowns the gradients."""
-    assert cfl_noise.chance(12, 1.0, 20, 100, 0).positive_gap > 0.9
-    loud = cfl_noise.chance(12, 6.0, 20, 100, 0)
-    assert loud.positive_gap < 0.1
-    assert loud.right < 0.1
+    assert cfl_noise.chance(12, 1.0, 20, 100, 0)[0] > 0.9
+    assert max(cfl_noise.chance(12, 6.0, 20, 100, 0)) < 0.1
     assert cfl_noise.guaranteed(2, 0.3)
     assert not cfl_noise.guaranteed(2, 0.9)
     assert not cfl_noise.guaranteed(5, 1.5)
@@ -62,7 +60,7 @@ def test_a_point_does_not_depend_on_the_grid() -> None:
     assert one.dtype == np.float32
     assert one.shape == (9, 20)
     assert cfl_noise.chance(5, 2.0, 9, 20, 0) == cfl_noise.chance(5, 2.0, 9, 20, 0)
-    found = {cfl_noise.chance(5, 2.0, 40, 20, seed).positive_gap for seed in range(6)}
+    found = {cfl_noise.chance(5, 2.0, 40, 20, seed)[0] for seed in range(6)}
     assert len(found) > 1
 
 

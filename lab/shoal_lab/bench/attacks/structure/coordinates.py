@@ -15,6 +15,7 @@ Components are those of Hyvarinen and Oja, "Independent Component Analysis: Algo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -112,14 +113,16 @@ def structure_active(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> R
     else:
         alone = [score_silence(fleet, r, sent, one, rng) for r, sent, one in heard]
         scores, note = [mean(alone)], "zero patterns of single rounds"
-    note = "; ".join(filter(None, (note, f"{last} rounds", beyond(lab, devices))))
-    return best_of(scores, name="structure-active", attacker=CRAFTS, keys=lifetime, devices=devices, note=note)
+    notes = (note, f"{last} rounds", beyond(lab, devices))
+    return best_of(scores, notes, name="structure-active", attacker=CRAFTS, keys=lifetime, devices=devices)
 
 
-def best_of(scores: list[Score], **of: Any) -> Result:
+def best_of(scores: list[Score], notes: Iterable[str], **of: Any) -> Result:
     """Return the score that is furthest above its chance as a result; the other arguments are those of `Result`."""
     success, chance = max(scores, key=lambda s: s[0] - s[1])
-    return Result(success=success, chance=chance, unit="share", margin=MARGIN, **of)
+    return Result(
+        success=success, chance=chance, unit="share", margin=MARGIN, note="; ".join(filter(None, notes)), **of
+    )
 
 
 def mean(scores: list[Score]) -> Score:
@@ -179,12 +182,9 @@ def structure_passive(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> 
         rounds = [(last, np.concatenate([clear for _, clear in rounds])[-POOLED:])]
     keeps = lab.keeps(mode)
     if keeps == "order":
-        energies, order = (
-            one_hot(fleet.network.unit, fleet.network.hidden),
-            np.argsort(fleet.network.unit, kind="stable"),
-        )
-        other = np.empty_like(order)
-        other[order] = np.roll(order, 1)
+        energies = one_hot(fleet.network.unit, fleet.network.hidden)
+        order = np.argsort(fleet.network.unit, kind="stable")
+        other = np.roll(order, 1)[np.argsort(order)]
         scores = [(agreement(other, energies), agreement(rng.permutation(len(energies)), energies))]
         note = "no mask: the layout is public"
     elif keeps == "lengths":
@@ -197,8 +197,8 @@ def structure_passive(lab: Lab, mode: str, lifetime: Lifetime, devices: int) -> 
     else:
         alone = [score_coordinates(fleet, r, clear, rng) for r, clear in rounds]
         scores, note = [mean(alone)], "nearest coordinate by correlation"
-    note = "; ".join(filter(None, (note, f"{last} rounds", beyond(lab, devices))))
-    return best_of(scores, name="structure-passive", attacker=FOLLOWS, keys=lifetime, devices=devices, note=note)
+    notes = (note, f"{last} rounds", beyond(lab, devices))
+    return best_of(scores, notes, name="structure-passive", attacker=FOLLOWS, keys=lifetime, devices=devices)
 
 
 def passive(lab: Lab, mode: str) -> list[Result]:
