@@ -180,11 +180,3 @@ def test_the_broker_sees_who_shares_a_model(attacked, mode):
     assert found["broker: bytes of updates"].success == 0
     assert found["broker: groups by model topic"].success == 1
     assert found["broker: who uploads when"].success == 1
-
-
-@pytest.mark.parametrize("mode", with_long(["permutation", "rotation"], "permutation"))
-def test_newcomer_and_thief_open_no_past(attacked, mode):
-    """A device opens the rounds since it was in step."""
-    rows = {r.name: r.success for name in ("past rounds", "rounds since") for r in attacked.every(name, mode)}
-    assert rows["past-rounds-newcomer"] == rows["past-rounds-stolen"] == 0
-    assert rows["past-rounds-absent"] == rows["colluding-device"] == 1

@@ -41,5 +41,7 @@ def connect() -> Iterator[Callable[..., tuple[MqttTransport, "queue.Queue[Transp
         return transport, events
 
     yield make
-    for transport in made:
-        transport.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.transport.mqtt.FLUSH_S", 0.1)  # what a test has left unsent need not leave
+        for transport in made:
+            transport.close()

@@ -79,12 +79,19 @@ def test_mnist_is_not_fashion_mnist(tmp_path, monkeypatch):
     assert datasets.folder_of("fashion-mnist", tmp_path / "d") != tmp_path / "d"
 
 
-def test_a_cut_file_is_refused(tmp_path):
-    digits(tmp_path / "d")
-    path = tmp_path / "d/train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz can.t be read"):
-        datasets.load("mnist", tmp_path / "d")
+@pytest.mark.parametrize(
+    ("name", "make", "file", "cut", "message"),
+    [
+        ("mnist", digits, "train-images-idx3-ubyte.gz", 20, r"train-images-idx3-ubyte.gz can.t be read"),
+        ("cifar10", cifar, "data_batch_3.bin", 1, r"data_batch_3.bin has 6145 bytes, no multiple of 3073"),
+    ],
+)
+def test_a_cut_file_is_refused(tmp_path, name, make, file, cut, message):
+    make(tmp_path / "d")
+    path = tmp_path / "d" / file
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(DataError, match=message):
+        datasets.load(name, tmp_path / "d")
 
 
 def test_labels_must_fit_the_images(tmp_path):
@@ -114,14 +121,6 @@ def test_cifar_is_read_red_green_blue(tmp_path, inside):
     assert made.x_test.shape == (2, 3, 32, 32)
     assert np.array_equal(made.y_train[:2], labels)
     assert made.x_train[1, 2, 0, 5] == np.float32(pixels[1, 2048 + 5]) / np.float32(255)
-
-
-def test_a_cut_cifar_batch_is_refused(tmp_path):
-    cifar(tmp_path / "c")
-    path = tmp_path / "c/data_batch_3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"data_batch_3.bin has 6145 bytes, no multiple of 3073"):
-        datasets.load("cifar10", tmp_path / "c")
 
 
 def test_unknown_data_sets_are_refused():

@@ -77,26 +77,25 @@ def test_chosen_model_is_trained_once_more(shares, backend, monkeypatch, choice)
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
 
 
+class Diverging:
+    """A backend whose gradients are not finite after the ten epochs on top."""
+
+    def __init__(self, shares):
+        self.real, self.left = backend_of(), 10 * -(-len(shares.train) // MINI.batch_size)
+
+    def score(self, theta, x, y):
+        return self.real.score(theta, x, y)
+
+    def grad(self, theta, x, y):
+        self.left -= 1
+        return self.real.grad(theta, x, y) if self.left >= 0 else (float("nan"), np.zeros_like(theta))
+
+
 def test_diverging_second_training_is_left(shares):
     """A second training that diverges leaves the first."""
-    steps = 10 * -(-len(shares.train) // MINI.batch_size)
-
-    class Diverging:
-        """A backend whose gradients are not finite after the candidates with epochs on top."""
-
-        grads = 0
-
-        def score(self, theta, x, y):
-            return real.score(theta, x, y)
-
-        def grad(self, theta, x, y):
-            self.grads += 1
-            return real.grad(theta, x, y) if self.grads <= steps else (float("nan"), np.zeros_like(theta))
-
-    real = backend_of()
-    done = finish(ended(fresh=None), shares, Diverging(), never)
+    done = finish(ended(fresh=None), shares, Diverging(shares), never)
     assert done.choice == "10"
-    assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+    assert sample_losses(done.theta, shares.validation, backend_of()).mean() == done.losses["10"]
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -243,23 +242,8 @@ def test_epochs_on_top_never_raise_the_loss(shares, backend):
 
 
 def test_candidate_that_diverges_is_left_out(shares, caplog):
-    steps = 10 * -(-len(shares.train) // MINI.batch_size)
-
-    class Diverging:
-        """A backend whose gradients are not finite after the epochs on top."""
-
-        grads = 0
-
-        def score(self, theta, x, y):
-            return real.score(theta, x, y)
-
-        def grad(self, theta, x, y):
-            self.grads += 1
-            return real.grad(theta, x, y) if self.grads <= steps else (float("nan"), np.zeros_like(theta))
-
-    real = backend_of()
     with caplog.at_level(logging.WARNING, "shoal.edge"):
-        done = finish(ended(), shares, Diverging(), never)
+        done = finish(ended(), shares, Diverging(shares), never)
     assert list(done.losses) == ["cluster", "1", "3", "10"]
     assert caplog.records[0].kv["candidate"] == "alone"
     assert isinstance(caplog.records[0].kv["reason"], TaskError)

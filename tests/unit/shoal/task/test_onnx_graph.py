@@ -31,10 +31,18 @@ def test_a_custom_node_domain_is_refused():
         check_graph(model.SerializeToString(), "g")
 
 
-def test_a_custom_opset_import_is_refused():
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda model: model.opset_import.add(domain="evil", version=1), "operator domain"),
+        (lambda model: model.functions.add(name="f", domain="d"), "local functions"),
+    ],
+)
+def test_opsets_and_functions_are_refused(add, message):
+    """Those of the model's own."""
     model = small()
-    model.opset_import.add(domain="evil", version=1)
-    with pytest.raises(TaskError, match="operator domain"):
+    add(model)
+    with pytest.raises(TaskError, match=message):
         check_graph(model.SerializeToString(), "g")
 
 
@@ -126,13 +134,6 @@ def test_body_of_a_scan_is_checked():
     custom = body(extra=[helper.make_node("Relu", ["h"], ["z"], domain="com.microsoft")])
     with pytest.raises(TaskError, match="operator domain"):
         check_graph(scan(around=custom).SerializeToString(), "g")
-
-
-def test_local_functions_are_refused():
-    model = small()
-    model.functions.add(name="f", domain="d")
-    with pytest.raises(TaskError, match="local functions"):
-        check_graph(model.SerializeToString(), "g")
 
 
 def test_metadata_and_sparse_are_refused():

@@ -73,15 +73,10 @@ def test_children_start_from_the_parent():
 # ---------------------------------------------------------------------------------------------------- when to split
 
 
-def test_no_split_while_the_mean_still_moves():
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
-    run_until_quiet(rounds, Quadratic(rounds), most=8)
-    assert set(rounds.state.clusters) == {0}
-
-
-def test_no_split_where_updates_are_small():
-    """No split where every update is small."""
-    rounds = cfl(**{**ALG_5, "eps2": 1e9})
+@pytest.mark.parametrize("limit", [{"eps1": 1e-9}, {"eps2": 1e9}])
+def test_no_split_before_its_time(limit):
+    """While the mean still moves, or where every update is small."""
+    rounds = cfl(**{**ALG_5, **limit})
     run_until_quiet(rounds, Quadratic(rounds), most=8)
     assert set(rounds.state.clusters) == {0}
 

@@ -214,7 +214,7 @@ def test_every_command_is_registered():
     }
 
 
-def test_replacing_waits_for_the_request_alone(fleet, monkeypatch):
+def test_replace_waits_for_the_request(fleet, monkeypatch):
     """Each message of the broker makes a new set of requests."""
     found, ended = registrar(), []
 

@@ -201,7 +201,7 @@ def test_watching_prints_a_request_once(tmp_path, fleet, broker):
     with log.open("wb") as out:
         watching = subprocess.Popen(
             [sys.executable, "-c", command, "devices", str(fleet.path), "--watch"],
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "SHOAL_FLEET_SILENCE": "0.5"},
             stdout=out,
         )
     try:
