@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.process import trace_crashes
 from shoal.util.progress import working
-
-if TYPE_CHECKING:
-    pass
 
 app = new_app("Group devices and average their masked updates, without being able to read them.")
 

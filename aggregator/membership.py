@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crypto.seal.envelope import (
     is_from,
@@ -19,9 +19,6 @@ from shoal.membership.roster import ReplacedError
 from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant, Member, Roster, RunPlan
 from shoal.util.files import private_directory
-
-if TYPE_CHECKING:
-    pass
 
 UNKNOWN_HINT: Final = "if the owner has added it: shoal-fleet publish; if the owner has revoked it, switch it off"
 RUNS_DIRECTORY: Final = "runs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,6 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.log_throttle import Refusals
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger("shoal.worker")
 CONTROL_BYTES: Final = 768

@@ -453,7 +453,8 @@ class StateStore:
             )
         )
         # No checksum: the digest in the index verifies the whole vector.
-        write_atomic(self._path(state.digest), head, _bytes_of(state.theta), sync_name=False)
+        body = np.ascontiguousarray(state.theta, "<f4").view(np.uint8).data  # no copy on little-endian machines
+        write_atomic(self._path(state.digest), head, body, sync_name=False)
 
     def _read(self, held: HeldState) -> ModelState:
         path = self._path(held.digest)
@@ -537,8 +538,3 @@ def _take_all(chain: RunChain, rounds: Iterable[int], pending: dict[int, RoundKe
     for round_ in rounds:
         chain.skip_to(round_)
         pending[round_] = chain.take()
-
-
-def _bytes_of(theta: Float32Vector) -> memoryview:
-    """Return the bytes of a vector, without a copy on little-endian machines."""
-    return np.ascontiguousarray(theta, "<f4").view(np.uint8).data

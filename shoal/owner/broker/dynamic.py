@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import base64
 import json
-import queue
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import BrokerUnreachableError, UntrustedError
-from shoal.owner.broker.address import beside_client_id
-from shoal.transport.base import Message, TransportEvent
-from shoal.transport.mqtt import MqttTransport
+from shoal.owner.broker.address import OwnerLink
+from shoal.transport.base import Message
 
 if TYPE_CHECKING:
-    from shoal.address import BrokerAddress
     from shoal.owner.keys.broker_users import BrokerUsers
     from shoal.owner.keys.directory import FleetDirectory
 
@@ -60,23 +57,21 @@ def shut_out(names: Iterable[str]) -> list[Command]:
     return [{"command": "deleteClient", "username": name} for name in names]
 
 
-class BrokerAdmin:
+class BrokerAdmin(OwnerLink):
     """A connection as the user ``owner`` that sends commands to the plugin; a context manager that closes it."""
 
-    def __init__(self, fleet: str, address: BrokerAddress) -> None:
+    def __init__(self, fleet: FleetDirectory) -> None:
         """Connect.
 
         Args:
-            fleet: the fleet's name.
-            address: the broker's, with the owner's user and password.
+            fleet: the owner's directory.
 
         Raises:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._transport = MqttTransport(address, beside_client_id(fleet), self._on_event, session_expiry_s=0)
-        self._transport.subscribe(RESPONSE)
-        self._transport.start(require=True)
+        super().__init__(fleet)
+        self.transport.subscribe(RESPONSE)
+        self.transport.start(require=True)
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands, and return once the plugin has carried them out.
@@ -92,37 +87,28 @@ class BrokerAdmin:
         # Answers go to every administrator of the broker; the mark tells ours.
         mark = secrets.token_hex(8)
         marked = [{**command, "correlationData": mark} for command in commands]
-        self._transport.publish(CONTROL, json.dumps({"commands": marked}).encode())
+        self.transport.publish(CONTROL, json.dumps({"commands": marked}).encode())
         end_s, missing = time.monotonic() + ANSWER_S, len(marked)
         while missing:
-            for answer in self._next(end_s):
+            for answer in self._next_answers(end_s):
                 if answer.get("correlationData") == mark:
                     missing -= 1
                     _check(answer)
 
-    def _next(self, end_s: float) -> list[dict[str, Any]]:
-        """Return the next answers; none if a message is malformed."""
-        try:
-            payload = self._answers.get(timeout=max(0.0, end_s - time.monotonic()))
-        except queue.Empty:
+    def _next_answers(self, end_s: float) -> list[dict[str, Any]]:
+        """Return the answers in the next event; none if it is another one, or malformed."""
+        event = self.next(max(0.0, end_s - time.monotonic()))
+        if event is None:
             raise BrokerUnreachableError(
                 f"the broker's dynamic security plugin did not answer in {ANSWER_S:g} s", hint=PLUGIN_HINT
-            ) from None
+            )
+        if not isinstance(event, Message) or event.topic != RESPONSE:
+            return []
         try:
-            found = json.loads(payload)["responses"]
+            found = json.loads(event.payload)["responses"]
         except (ValueError, TypeError, KeyError, RecursionError):
             return []
         return [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
-
-    def _on_event(self, event: TransportEvent) -> None:
-        if isinstance(event, Message) and event.topic == RESPONSE:
-            self._answers.put(event.payload)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._transport.close()
 
 
 def _check(answer: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError, UsageError
 from shoal.owner.cli import schedules
-from shoal.owner.cli.pairs import Directory, broker_users
+from shoal.owner.cli.pairs import Directory, add_hint, broker_users
 from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.labels import SHOWN, read_labels, write_labels
@@ -127,7 +127,7 @@ def approve(
         except ShoalError as error:
             if all(map(registrar.listed, wanted)):
                 again = f"shoal-fleet approve {directory} {' '.join(wanted)}"
-                _add_hint(error, f"it is signed and stored: {again} when the broker is back")
+                add_hint(error, f"it is signed and stored: {again} when the broker is back")
             raise
     enrolled = [{"name": member.name, "fingerprint": print_} for member, print_ in zip(members, wanted, strict=True)]
     refused = [_refused(r) for r in registrar.refused.values()]
@@ -188,10 +188,7 @@ def revoke(
         say(f"{device} revoked by roster {fleet.roster.sequence}")
     _note_too_few(fleet)
     broker_users(fleet, f"shuts {device} out", published=not offline)
-    if offline:
-        note(f"next: shoal-fleet publish {directory}, or carry roster.signed and grants/ to the others")
-    else:
-        _publish_signed(fleet)
+    _publish_signed(fleet, f"publish {directory}, or carry roster.signed and grants/ to the others")
     if json:
         say_json(revoked)
 
@@ -248,7 +245,7 @@ def replace(
         try:
             member = connection.replace(name, wanted)
         except BrokerUnreachableError as error:
-            _add_hint(
+            add_hint(
                 error, "the same command goes on when the broker is back, or shoal-fleet publish once it is signed"
             )
             raise
@@ -301,10 +298,7 @@ def _label(fleet: FleetDirectory, names: list[str], changes: dict[str, str], *, 
         *(f"{name} {text}".rstrip() for name, text in found.items()),
         as_json=json,
     )
-    if offline:
-        note(f"next: shoal-fleet publish {fleet.path}")
-    else:
-        _publish_signed(fleet)
+    _publish_signed(fleet)
 
 
 def replace_aggregator(
@@ -328,14 +322,8 @@ def replace_aggregator(
     made = {"name": grant.stem, "grant": str(grant), "owner": fleet.fingerprint, "roster": fleet.roster.sequence}
     if not json:
         say(str(grant))
-    if offline:
-        note(f"next: shoal-fleet replace-aggregator {directory} {card} again, which publishes it")
-    else:
-        _publish_signed(
-            fleet,
-            again=f"replace-aggregator {directory} {card}",
-            replaced=fleet.users.last_replaced,
-        )
+    again = f"replace-aggregator {directory} {card}"
+    _publish_signed(fleet, f"{again} again, which publishes it", again=again, replaced=fleet.users.last_replaced)
     if json:
         say_json({**made, "published": not offline})
     broker_users(fleet, "accepts the new aggregator and shuts the old one out", published=True)
@@ -358,10 +346,7 @@ def rotate(
     fleet.rotate()
     if not json:
         say(f"new secrets since roster {fleet.roster.sequence}")
-    if offline:
-        note(f"next: shoal-fleet publish {directory}")
-    else:
-        _publish_signed(fleet)
+    _publish_signed(fleet)
     if json:
         say_json({"roster": fleet.roster.sequence, "published": not offline})
 
@@ -454,15 +439,25 @@ def _connected(fleet: FleetDirectory) -> OwnerConnection:
     return OwnerConnection(fleet, note)
 
 
-def _publish_signed(fleet: FleetDirectory, *, again: str = "", replaced: str = "") -> None:
-    """Publish what was signed just now; ``again`` is the command that does so later, and ``replaced`` as in `publish`."""
+def _publish_signed(fleet: FleetDirectory, later: str = "", *, again: str = "", replaced: str = "") -> None:
+    """Publish what was signed just now, or with the setting ``offline`` name the command that does so.
+
+    Args:
+        fleet: the owner's directory.
+        later: that command, with what else the owner may do; by default `publish`.
+        again: the command that goes on after an error; by default `publish`.
+        replaced: as in `OwnerConnection.publish`.
+    """
+    if settings_of(fleet.path).offline:
+        note(f"next: shoal-fleet {later or f'publish {fleet.path}'}")
+        return
     try:
         with _connected(fleet) as connection:
             connection.publish(replaced)
         if not replaced:
             schedules.send_again(fleet)
     except ShoalError as error:
-        _add_hint(
+        add_hint(
             error, f"it is signed and stored: shoal-fleet {again or f'publish {fleet.path}'} when the broker is back"
         )
         raise
@@ -472,10 +467,6 @@ def drawn_for(fleet: FleetDirectory, new: int) -> str:
     """Return the first half of a line about new keys: for whom an admission of ``new`` devices drew them."""
     others = counted(fleet.roster.active_count - new, "other device")
     return f"new keys since roster {fleet.roster.keys_since} for {others} and the aggregator"
-
-
-def _add_hint(error: ShoalError, hint: str) -> None:
-    error.hint = f"{error.hint}; {hint}" if error.hint else hint
 
 
 def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:

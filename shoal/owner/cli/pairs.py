@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.hints import wanted
 from shoal.util.console import counted, note
 
@@ -60,6 +60,11 @@ def data_words(data: DataDeclaration) -> str:
         else ""
     )
     return f"data: {names}, standardise {data.standardise}, missing values: {data.missing}{target}"
+
+
+def add_hint(error: ShoalError, hint: str) -> None:
+    """Add ``hint`` to an error's own, if it has one."""
+    error.hint = f"{error.hint}; {hint}" if error.hint else hint
 
 
 Directory = Annotated[Path, typer.Argument(help="The owner's directory.")]

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from shoal.errors import ShoalError, UsageError
-from shoal.owner.cli.pairs import Directory, pairs, private_words
+from shoal.owner.cli.pairs import Directory, add_hint, pairs, private_words
 from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
@@ -308,8 +308,9 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
     try:
         page = answer(fleet, RequestAction.START, package=read_private(path))
     except ShoalError as error:
-        stored = f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
-        error.hint = f"{error.hint}; {stored}" if error.hint else stored
+        add_hint(
+            error, f"run {run} is signed and stored: shoal-fleet run start {fleet.path} --run {run} sends it again"
+        )
         raise
     from aggregator.rounds.standstill import named
 
@@ -352,8 +353,7 @@ def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
 
 
 def _order(directory: Path, run: int, action: str, *, json: bool, now: bool = False) -> None:
-    parts = {"now": True} if now else {}
-    (entry,) = answer(open_fleet(directory), RequestAction[action], run=run, **parts).runs
+    (entry,) = answer(open_fleet(directory), RequestAction[action], run=run, now=now).runs
     _say_entry(entry, {}, json=json)
 
 

@@ -12,7 +12,6 @@ that run's model from the last ones that it has stored.
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,7 @@ from shoal.errors import (
     printable,
 )
 from shoal.membership.grants import OWNER_NAME
-from shoal.owner.broker.address import beside_client_id, owner_address
+from shoal.owner.broker.address import OwnerLink
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.vault import BACKUP_HINT
 from shoal.protocol import channels
@@ -44,13 +43,13 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message
-from shoal.transport.mqtt import MqttTransport
 from shoal.util.files import read_if_there, write_private
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.reassembly import Transfer
     from shoal.transport.base import Transport, TransportEvent
+    from shoal.transport.mqtt import MqttTransport
 
 COUNT_FILE: Final = "requests.count"
 MOST: Final = (1 << 63) - 1
@@ -317,9 +316,8 @@ def _exchange(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None],
     Raises:
         BrokerUnreachableError, NotReadyError: as `ask`.
     """
-    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
-    try:
+    with OwnerLink(fleet) as link:
+        transport = link.transport
         transport.start(require=True)
         question.send(transport)
         began_s = told_s = sent_s = online_s = time.monotonic()
@@ -340,9 +338,8 @@ def _exchange(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None],
             if now_s - told_s >= TELL_S:
                 told_s = now_s
                 tell(_progress(transport, now_s - began_s))
-            try:
-                event = inbox.get(timeout=POLL_S)
-            except queue.Empty:
+            event = link.next(POLL_S)
+            if event is None:
                 continue
             if isinstance(event, Disconnected):
                 lost = event.reason
@@ -351,8 +348,6 @@ def _exchange(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None],
                 lost = ""
                 question.send(transport)
             question.on_event(event, time.monotonic())
-    finally:
-        transport.close()
 
 
 def _progress(transport: MqttTransport, seconds: float) -> str:

@@ -258,11 +258,6 @@ class Registrar:
         self._receiving.clear()
 
     @property
-    def has_seen_roster(self) -> bool:
-        """Whether the broker has delivered a roster that this owner signed."""
-        return bool(self._left[0])
-
-    @property
     def newest_roster(self) -> int:
         """Sequence of the newest roster of this owner's that the broker has delivered; 0 if absent."""
         return self._left[0]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from shoal.errors import BrokerUnreachableError, ShoalError
-from shoal.owner.broker.address import beside_client_id, owner_address
+from shoal.owner.broker.address import OwnerLink
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import Member
-from shoal.transport.base import TransportEvent
-from shoal.transport.mqtt import MqttTransport
 from shoal.util.progress import working
 
 POLL_S: Final = 0.2
@@ -37,11 +33,11 @@ def update_users(fleet: FleetDirectory, *, admitted: Sequence[str] = (), removed
         UntrustedError: the plugin refuses a command.
     """
     if fleet.users.dynamic:
-        with BrokerAdmin(fleet.name, owner_address(fleet)) as admin:
+        with BrokerAdmin(fleet) as admin:
             admin.send([*admit(fleet, admitted), *shut_out(removed)])
 
 
-class OwnerConnection:
+class OwnerConnection(OwnerLink):
     """A `Registrar` with its own connection; a context manager that closes it."""
 
     def __init__(self, fleet: FleetDirectory, complain: Callable[[str], None]) -> None:
@@ -54,16 +50,13 @@ class OwnerConnection:
         Raises:
             BrokerUnreachableError: no broker answers, or it refuses the owner's user.
         """
-        address = owner_address(fleet)
-        self._inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
+        super().__init__(fleet)
         self._complain = complain
         self._fleet = fleet
-        # An id of its own: several commands may be at work, and the fleet's directory is locked while one changes it.
-        self._transport = MqttTransport(address, beside_client_id(fleet.name), self._inbox.put, session_expiry_s=0)
-        self.registrar = Registrar(fleet, self._transport, complain, self._drain)
+        self.registrar = Registrar(fleet, self.transport, complain, self._drain)
         self.registrar.start(int(time.time()))
         self.registrar.look_for_roster()
-        self._transport.start(require=True)
+        self.transport.start(require=True)
 
     def listen(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Handle events for ``seconds``, or until ``enough()`` is true and SETTLE_S have passed without an event.
@@ -71,26 +64,22 @@ class OwnerConnection:
         Raises:
             BrokerUnreachableError: as `flush`.
         """
-        with working("waiting for the broker's messages"):
-            self._listen(seconds, enough)
-
-    def _listen(self, seconds: float, enough: Callable[[], bool]) -> None:
         last_s = time.monotonic()
         end_s = last_s + max(seconds, SETTLE_S)
-        while (now_s := time.monotonic()) < end_s and not (now_s - last_s >= SETTLE_S and enough()):
-            try:
-                event = self._inbox.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
-            last_s = time.monotonic()
-            try:
-                self.registrar.on_event(event, int(time.time()))
-            except BrokerUnreachableError:
-                raise
-            except LaterKindError:
-                continue
-            except ShoalError as error:
-                self._complain(f"ignored a message: {error}")
+        with working("waiting for the broker's messages"):
+            while (now_s := time.monotonic()) < end_s and not (now_s - last_s >= SETTLE_S and enough()):
+                event = self.next(POLL_S)
+                if event is None:
+                    continue
+                last_s = time.monotonic()
+                try:
+                    self.registrar.on_event(event, int(time.time()))
+                except BrokerUnreachableError:
+                    raise
+                except LaterKindError:
+                    continue
+                except ShoalError as error:
+                    self._complain(f"ignored a message: {error}")
 
     def look_for_roster(self, most_s: float = 2 * LOOK_S) -> None:
         """Handle what the broker retains, for at most ``most_s``; without a roster LOOK_S are enough.
@@ -99,7 +88,7 @@ class OwnerConnection:
             BrokerUnreachableError: as `listen`.
         """
         looked_s = time.monotonic() + LOOK_S
-        self.listen(most_s, lambda: self.registrar.has_seen_roster or time.monotonic() > looked_s)
+        self.listen(most_s, lambda: bool(self.registrar.newest_roster) or time.monotonic() > looked_s)
 
     def approve(self, fingerprints: Iterable[str]) -> list[Member]:
         """Enrol the pending devices with these fingerprints, and return once the broker has grants, roster and keys.
@@ -164,7 +153,7 @@ class OwnerConnection:
     def _drain(self) -> None:
         end_s = time.monotonic() + FLUSH_S
         try:
-            while self._transport.pending():
+            while self.transport.pending():
                 if time.monotonic() > end_s:
                     raise BrokerUnreachableError(
                         f"the broker did not take everything in {FLUSH_S:g} s",
@@ -172,13 +161,5 @@ class OwnerConnection:
                     )
                 time.sleep(DRAIN_POLL_S)
         except ShoalError:
-            self._transport.close()
+            self.transport.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._transport.close()

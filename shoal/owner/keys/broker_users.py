@@ -148,11 +148,7 @@ class BrokerUsers:
 
     def set_dynamic(self, wanted: bool) -> None:
         """Record how the broker takes users; durable on return. Call it in `FleetDirectory.changing`."""
-        if wanted:
-            write_private(self._dynamic, b"")
-        else:
-            self._dynamic.unlink(missing_ok=True)
-            sync_directory(self._dynamic.parent)
+        _set(self._dynamic, b"" if wanted else None)
 
     @property
     def home_assistant(self) -> str:
@@ -162,11 +158,16 @@ class BrokerUsers:
 
     def set_home_assistant(self, prefix: str) -> None:
         """Record the prefix, or remove it if it is empty; durable on return. Call it in `FleetDirectory.changing`."""
-        if prefix:
-            write_private(self._prefix, prefix.encode())
-        else:
-            self._prefix.unlink(missing_ok=True)
-            sync_directory(self._prefix.parent)
+        _set(self._prefix, prefix.encode() or None)
+
+
+def _set(file: Path, data: bytes | None) -> None:
+    """Write a file, or remove it for None; durable on return."""
+    if data is not None:
+        write_private(file, data)
+    else:
+        file.unlink(missing_ok=True)
+        sync_directory(file.parent)
 
 
 def _base64(data: bytes) -> str:

@@ -50,7 +50,7 @@ from shoal.owner.keys.vault import (
     VersionSecrets,
     highest_run,
 )
-from shoal.protocol.codec import encode
+from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
 from shoal.protocol.labels import SHOWN, read_labels, write_labels
 from shoal.types import check_name
@@ -259,7 +259,7 @@ class FleetDirectory:
             earlier = self._earlier_versions()
             left = earlier.since(number)
             if left != earlier:
-                self._vault.write(VERSIONS_FILE, left.to_bytes())
+                self._vault.write(VERSIONS_FILE, encode(left))
 
     def _newest_version(self) -> VersionSecrets:
         return VersionSecrets(self.roster.keys_since, self.secrets.version_secret, self.secrets.broadcast_key)
@@ -269,7 +269,7 @@ class FleetDirectory:
         if not path.exists():
             return StoredVersions()
         with named(path, BACKUP_HINT):
-            return StoredVersions.from_bytes(self._vault.read(VERSIONS_FILE))
+            return decode(self._vault.read(VERSIONS_FILE), StoredVersions)
 
     @property
     def broadcast(self) -> GroupKey:
@@ -663,7 +663,7 @@ class FleetDirectory:
         """Store the secrets in force for models that are sealed under them, unless they are stored."""
         earlier = self._earlier_versions()
         if self.secrets.version_secret not in {v.version_secret for v in earlier.versions}:
-            self._vault.write(VERSIONS_FILE, earlier.adding(self._newest_version()).to_bytes())
+            self._vault.write(VERSIONS_FILE, encode(earlier.adding(self._newest_version())))
 
     def _draw_secrets(self, receiving: ReceivingBook, **changes: object) -> None:
         """Draw new secrets, and put them in force together with a roster that has these ``changes``.

@@ -20,7 +20,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crypto.mask.kdf import SECRET_BYTES
 from crypto.seal.envelope import KEY_BYTES
@@ -28,12 +28,6 @@ from crypto.seal.passphrase import Lock, is_locked
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
 from shoal.util.files import read_private, sync_directory, write_private
-
-if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
-    pass
 
 OWNER_FILE: Final = "owner.key"
 SECRETS_FILE: Final = "secrets.bin"
@@ -212,19 +206,6 @@ class StoredVersions:
     """Contents of versions.bin, mode 0600, in ascending order of their numbers."""
 
     versions: tuple[VersionSecrets, ...] = ()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> StoredVersions:
-        """Decode the file.
-
-        Raises:
-            WireError: it is malformed.
-        """
-        return decode(data, cls)
-
-    def to_bytes(self) -> bytes:
-        """Return the file's contents."""
-        return encode(self)
 
     def adding(self, secrets: VersionSecrets) -> StoredVersions:
         """Return these versions and one more, which replaces any of the same number."""

@@ -11,7 +11,6 @@ devices lies.
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from edge_client.models.checkpoints import BadCheckpointError
 from shoal import limits
 from shoal.errors import NotReadyError, ShoalError, UntrustedError, reason_of
 from shoal.membership.roster import aggregator_of
-from shoal.owner.broker.address import beside_client_id, owner_address
+from shoal.owner.broker.address import OwnerLink
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.final_round import FinalRound
 from shoal.protocol import channels, sizes
@@ -33,7 +32,6 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
-from shoal.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -306,8 +304,6 @@ TELL_S: Final = 2.0
 def read_models(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None], run: int | None = 0) -> ModelReader:
     """Connect, read what the broker retains, and return the reader.
 
-    The client id is random, so that the connection takes over none of another `shoal-fleet`.
-
     Args:
         fleet: the owner's directory.
         wait_s: seconds without any message after which the rest is taken not to come.
@@ -317,26 +313,19 @@ def read_models(fleet: FleetDirectory, wait_s: float, tell: Callable[[str], None
     Raises:
         BrokerUnreachableError: no broker answers, or it refuses the owner's user.
     """
-    inbox: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
-    transport = MqttTransport(owner_address(fleet), beside_client_id(fleet.name), inbox.put, session_expiry_s=0)
-    reader = ModelReader(fleet, signed_plans(fleet, tell, turns=True), transport, run)
-    reader.start()
-    try:
-        transport.start(require=True)
+    with OwnerLink(fleet) as link:
+        reader = ModelReader(fleet, signed_plans(fleet, tell, turns=True), link.transport, run)
+        reader.start()
+        link.transport.start(require=True)
         last_s = told_s = time.monotonic()
         while not reader.complete and (now_s := time.monotonic()) - last_s < wait_s:
-            try:
-                event = inbox.get(timeout=POLL_S)
-            except queue.Empty:
-                pass
-            else:
+            event = link.next(POLL_S)
+            if event is not None:
                 last_s = now_s
                 reader.on_event(event, now_s)
             if now_s - told_s >= TELL_S:
                 told_s = now_s
-                tell(_progress(reader, transport.bytes_received))
-    finally:
-        transport.close()
+                tell(_progress(reader, link.transport.bytes_received))
     return reader
 
 

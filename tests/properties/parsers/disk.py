@@ -253,7 +253,7 @@ def _owners(disk):
         disk.replaced("owner", "owner.key", opened),
         disk.replaced("owner", "secrets.bin", opened),
         disk.replaced("owner", "receiving.bin", opened),
-        disk.replaced("owner", VERSIONS_FILE, opened, seeds=(versions.to_bytes(),)),
+        disk.replaced("owner", VERSIONS_FILE, opened, seeds=(encode(versions),)),
         disk.replaced("owner", "roster.signed", opened),
         disk.replaced("owner", CHANGE_FILE, opened, seeds=(encode(change),)),
         disk.replaced("owner", "broker.key", lambda d: BrokerUsers(d).password("x"), seeds=(bytes(32),)),

@@ -218,7 +218,7 @@ class Scene:
             Change: [encode(Change(b"secrets", self.owner.roster_bytes))],
             ReceivingNotice: [self.notice[64:]],
             ReceivingFile: [(self.owner.path / "receiving.bin").read_bytes()],
-            StoredVersions: [StoredVersions().adding(VersionSecrets(4, bytes(32), bytes(32))).to_bytes()],
+            StoredVersions: [encode(StoredVersions().adding(VersionSecrets(4, bytes(32), bytes(32))))],
             Backup: [encode(Backup(1, "reef", 7, 1000, (BackupFile("runs/run-000001", b"run"),)))],
             ResidualHead: [encode(ResidualHead(run_id=bytes(16), round=2, model=0, transfer=bytes(16), length=28))],
             LastBackup: [encode(LastBackup(7, 1000))],

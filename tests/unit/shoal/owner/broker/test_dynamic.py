@@ -9,7 +9,7 @@ import pytest
 
 from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, UntrustedError
-from shoal.owner.broker import dynamic
+from shoal.owner.broker import address, dynamic
 from shoal.owner.broker.config import pattern_acl, write_broker_config
 from shoal.owner.broker.dynamic import CONTROL, RESPONSE, BrokerAdmin, admit, document, shut_out
 from shoal.owner.keys.directory import FleetDirectory
@@ -68,7 +68,7 @@ def _halves(found):
 @pytest.fixture
 def plugin(monkeypatch):
     made = type("Plugin", (Plugin,), {})
-    monkeypatch.setattr(dynamic, "MqttTransport", made)
+    monkeypatch.setattr(address, "MqttTransport", made)
     return made
 
 
@@ -94,7 +94,7 @@ def test_commands_are_sent_in_batches(fleet, plugin, monkeypatch):
     """All commands are sent in batches and other answers are passed over."""
     monkeypatch.setattr(dynamic, "BATCH", 2)
     plugin.errors = {"dev-1": "Client already exists", "dev-9": "Client not found"}
-    with BrokerAdmin("reef", "address") as admin:
+    with BrokerAdmin(fleet) as admin:
         admin.send([*admit(fleet, ["dev-1", "dev-2"]), *shut_out(["dev-9"])])
     assert [[c["username"] for c in batch] for batch in plugin.last.sent] == [["dev-1", "dev-2"], ["dev-9"]]
 
@@ -102,7 +102,7 @@ def test_commands_are_sent_in_batches(fleet, plugin, monkeypatch):
 def test_refused_command_shows_no_password(fleet, plugin):
     """A refused command is an error without the password."""
     plugin.errors = {"dev-2": "Invalid/missing username"}
-    with BrokerAdmin("reef", "address") as admin, pytest.raises(UntrustedError) as caught:
+    with BrokerAdmin(fleet) as admin, pytest.raises(UntrustedError) as caught:
         admin.send(admit(fleet, ["dev-2"]))
     assert str(caught.value) == "the broker refuses createClient: Invalid/missing username"
     assert fleet.users.password("dev-2") not in repr(caught.value) + caught.value.hint
@@ -112,15 +112,15 @@ def test_broker_without_plugin_is_reported(fleet, plugin, monkeypatch):
     plugin.silent = True
     monkeypatch.setattr(dynamic, "ANSWER_S", 0.01)
     with (
-        BrokerAdmin("reef", "address") as admin,
+        BrokerAdmin(fleet) as admin,
         pytest.raises(BrokerUnreachableError, match="did not answer") as caught,
     ):
         admin.send(admit(fleet, ["dev-2"]))
     assert "broker-config --dynamic" in caught.value.hint
 
 
-def test_nothing_is_sent_without_a_command(plugin):
-    with BrokerAdmin("reef", "address") as admin:
+def test_nothing_is_sent_without_a_command(fleet, plugin):
+    with BrokerAdmin(fleet) as admin:
         admin.send([])
     assert plugin.last.sent == []
 

@@ -125,10 +125,10 @@ def test_requests_are_told_apart():
 
 def test_a_hint_is_added_to_the_errors_own():
     error = ConfigError("x", hint="first")
-    enrolment._add_hint(error, "then")
+    enrolment.add_hint(error, "then")
     assert error.hint == "first; then"
     bare = ConfigError("x")
-    enrolment._add_hint(bare, "then")
+    enrolment.add_hint(bare, "then")
     assert bare.hint == "then"
 
 

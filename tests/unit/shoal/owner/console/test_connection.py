@@ -56,7 +56,7 @@ def wires(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(asking, "Question", question)
-    monkeypatch.setattr(asking, "MqttTransport", transport)
+    monkeypatch.setattr("shoal.owner.broker.address.MqttTransport", transport)
     return made, scripts
 
 

@@ -173,7 +173,7 @@ def test_untaken_message_is_not_sent_later(fleet, broker, monkeypatch):
                 connection.publish()
             with exclusive(fleet.path, wait_s=0, hint="-"):
                 pass
-            assert not connection._transport._thread.is_alive()
+            assert not connection.transport._thread.is_alive()
         finally:
             os.kill(broker.pid, signal.SIGCONT)
 

@@ -4,6 +4,7 @@ import pytest
 
 from shoal.errors import WireError
 from shoal.owner.keys.vault import MOST_VERSIONS, StoredVersions, VersionSecrets
+from shoal.protocol.codec import decode, encode
 
 
 def secrets(number, byte=b"s"):
@@ -19,7 +20,7 @@ def test_versions_are_in_order():
     found = StoredVersions().adding(secrets(7)).adding(secrets(3)).adding(secrets(7, b"t"))
     assert numbers(found) == [3, 7]
     assert found.versions[1].version_secret == b"t" * 32
-    assert StoredVersions.from_bytes(found.to_bytes()) == found
+    assert decode(encode(found), StoredVersions) == found
 
 
 def test_oldest_is_removed_beyond_the_limit():
@@ -37,7 +38,6 @@ def test_since_removes_older_ones():
 
 def test_damaged_bytes_show_no_secrets():
     """Damaged bytes are refused and secrets are not shown."""
-    data = StoredVersions((secrets(3),)).to_bytes()
     with pytest.raises(WireError):
-        StoredVersions.from_bytes(data[:-1])
+        decode(encode(StoredVersions((secrets(3),)))[:-1], StoredVersions)
     assert "sss" not in repr(StoredVersions((secrets(3),)))
