@@ -226,8 +226,11 @@ COMPILING = (
         "shoal-fleet task compile",
         "owner logistic --option inputs=4 --option classes=3 --out task",
         says="15 coordinates",
+        beside=True,
     ),
-    as_json("shoal-fleet task compile", "owner logistic --option inputs=4 --option classes=3 --out task-2"),
+    as_json(
+        "shoal-fleet task compile", "owner logistic --option inputs=4 --option classes=3 --out task-2", beside=True
+    ),
     mistake(
         "shoal-fleet task compile",
         "owner logistic --option inputs=many --out task-3",
