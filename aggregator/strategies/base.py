@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
+from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.clustering import by_first_appearance
 from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.robust import winsorised
@@ -609,3 +610,17 @@ def require_origins(run: RunPlan, settings: StrategySettings) -> None:
 def require_one_segment(run: RunPlan) -> None:
     """Raise ConfigError if models have a shared segment."""
     require(all(g.name == "cluster" for g in run.segments), f"{run.recipe.algorithm} has no shared segment")
+
+
+class Common:
+    """What the built-in strategies begin with: the plan, its settings, a backend and the mean of updates."""
+
+    settings_type: ClassVar[type[StrategySettings]]
+    settings: Any
+    modes = ORTHOGONAL_MODES
+
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        self.run = run
+        self.backend = backend or NumpyBackend()
+        self.average = average
+        self.settings = parse_settings(self.settings_type, run)

@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aggregator.numerics.backend import Backend, NumpyBackend
+from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     Outcome,
     Reads,
@@ -25,7 +25,6 @@ from aggregator.strategies.base import (
     evaluates,
     final_assignment,
     mean_update,
-    parse_settings,
     require_proximal,
     train_assignment,
 )
@@ -61,7 +60,7 @@ class FedAvgState:
     slot: ClusterModel = field(default_factory=ClusterModel)
 
 
-class FedAvg:
+class FedAvg(Common):
     """The baseline: one model for all.
 
     Attributes:
@@ -71,14 +70,11 @@ class FedAvg:
     name = "fedavg"
     proximal = False
     settings_type = FedAvgSettings
+    settings: FedAvgSettings
     state_type = FedAvgState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.backend = backend or NumpyBackend()
-        self.average = average
-        self.settings: FedAvgSettings = parse_settings(FedAvgSettings, run)
+        super().__init__(run, backend, average)
         if self.proximal:
             require_proximal(run)
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     Outcome,
     RoundPlan,
@@ -81,19 +81,16 @@ class FesemState:
     asked: Mapping[int, int] = field(default_factory=dict)
 
 
-class Fesem:
+class Fesem(Common):
     """FeSEM on masked updates."""
 
     name = "fesem"
     settings_type = FesemSettings
+    settings: FesemSettings
     state_type = FesemState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.backend = backend
-        self.average = average
-        self.settings: FesemSettings = parse_settings(FesemSettings, run)
+        super().__init__(run, backend, average)
         require(1 <= self.settings.k <= MOST_COMPARED, f"k is from 1 to {MOST_COMPARED}")
         require_one_segment(run)
 

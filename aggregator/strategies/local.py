@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 
 from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Outcome,
     RoundPlan,
     StrategySettings,
     evaluates,
     final_assignment,
     mean_update,
-    parse_settings,
     require,
     train_assignment,
 )
@@ -52,18 +51,16 @@ class LocalState:
     untrained: ClusterModel = field(default_factory=ClusterModel)
 
 
-class Local:
+class Local(Common):
     """Local training; every device is a cluster of its own."""
 
     name = "local"
     settings_type = LocalSettings
+    settings: LocalSettings
     state_type = LocalState
-    modes = ORTHOGONAL_MODES
 
-    def __init__(self, run: RunPlan, _backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.average = average
-        self.settings: LocalSettings = parse_settings(LocalSettings, run)
+    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
+        super().__init__(run, backend, average)
         require(
             run.recipe.min_contributors == 1,
             "local training gives each device its own model, but --min-contributors wants means of at least "

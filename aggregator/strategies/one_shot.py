@@ -29,10 +29,10 @@ from aggregator.numerics.clustering import kmeans_from_gram
 from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.base import (
     AUTO,
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     Groups,
     LookAt,
@@ -123,20 +123,17 @@ def clustered(products: NDArray[np.float64], k: int, run: RunPlan) -> NDArray[np
     return labels
 
 
-class OneShot:
+class OneShot(Common):
     """One-shot clustering on masked offsets."""
 
     name = "one-shot"
     settings_type = OneShotSettings
+    settings: OneShotSettings
     state_type = OneShotState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.backend = backend
-        self.average = average
+        super().__init__(run, backend, average)
         self.look: LookAt | None = None
-        self.settings: OneShotSettings = parse_settings(OneShotSettings, run)
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
         require(run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")

@@ -385,7 +385,7 @@ class FinishedModels:
         nodes = [self._write_model(model) for model in (*above, own)]
         self._write(TASK_FILES, task.digest, task.to_bytes())
         if start:
-            write_atomic(self._of_run(START_FILES, own.run_id), start, sha256(start), sync_name=False)
+            write_atomic(self._path(START_FILES, own.run_id), start, sha256(start), sync_name=False)
         # One sync for all new names, before the list names them.
         sync_directory(self._folder)
         validation = figures.get(own.run_id, UNMEASURED)
@@ -416,7 +416,7 @@ class FinishedModels:
             ConfigError: the run left none on this device.
             IntegrityError: the file is damaged.
         """
-        path = self._of_run(START_FILES, model.run_id)
+        path = self._path(START_FILES, model.run_id)
         data = read_if_there(path)
         if data is None:
             raise ConfigError(
@@ -431,7 +431,7 @@ class FinishedModels:
         Raises:
             IntegrityError: the file is damaged.
         """
-        path = self._of_run(PERSONAL_FILES, model.run_id)
+        path = self._path(PERSONAL_FILES, model.run_id)
         hint = "choose again with: shoal-edge personalise, or remove the file"
         found = read_checked(path, PersonalChoice, hint)
         if found is None:
@@ -461,7 +461,7 @@ class FinishedModels:
                 f"{free} bytes are free in {self._device}, too few for a personal model of {size} bytes",
                 hint="free some space, then choose again with: shoal-edge personalise",
             )
-        write_checked(self._of_run(PERSONAL_FILES, choice.run_id), *pieces)
+        write_checked(self._path(PERSONAL_FILES, choice.run_id), *pieces)
 
     def tidy(self) -> None:
         """Remove files that the list does not name; with a damaged list all files stay until it is replaced."""
@@ -581,16 +581,13 @@ class FinishedModels:
             )
         return data
 
-    def _of_run(self, pattern: str, run_id: bytes) -> Path:
-        return self._folder / pattern.replace("*", run_id.hex())
-
-    def _path(self, pattern: str, digest: bytes) -> Path:
-        return self._folder / pattern.replace("*", digest.hex())
+    def _path(self, pattern: str, name: bytes) -> Path:
+        return self._folder / pattern.replace("*", name.hex())
 
     def _remove_all_but(self, models: Sequence[FinishedModel]) -> None:
         wanted = {self._path(TASK_FILES, m.task) for m in models}
         wanted |= {self._path(MODEL_FILES, node.file) for m in models for node in (*m.above, m.own)}
-        wanted |= {self._of_run(pattern, m.run_id) for m in models for pattern in (START_FILES, PERSONAL_FILES)}
+        wanted |= {self._path(pattern, m.run_id) for m in models for pattern in (START_FILES, PERSONAL_FILES)}
         for pattern in (MODEL_FILES, TASK_FILES, START_FILES, PERSONAL_FILES):
             for path in self._folder.glob(pattern):
                 if path not in wanted:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, cosine_from_gram
 from aggregator.strategies.base import (
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     LookAt,
     Outcome,
@@ -84,21 +84,18 @@ FEWEST_COMPARED: Final = 20
 """Devices of a cluster whose updates are compared, if it has as many: the others join a half like newcomers."""
 
 
-class Cfl:
+class Cfl(Common):
     """CFL on masked updates."""
 
     name = "cfl"
     settings_type = CflSettings
+    settings: CflSettings
     state_type = CflState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.average = average
-        self.settings: CflSettings = parse_settings(CflSettings, run)
+        super().__init__(run, backend, average)
         self.settings.check()
         require_one_segment(run)
-        self.backend = backend
         self.look: LookAt | None = None
         self.least_side = self.settings.least_side(run)
         self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0

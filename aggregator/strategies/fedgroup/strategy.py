@@ -53,10 +53,10 @@ from aggregator.numerics.embedding import edc, edc_from_gram, madc
 from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.base import (
     AUTO,
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     LookAt,
     Outcome,
@@ -226,7 +226,7 @@ def nearest_directions(
 Step = tuple[FedGroupState, tuple[Event, ...]]
 
 
-class FedGroup:
+class FedGroup(Common):
     """FedGroup on masked offsets.
 
     Attributes:
@@ -238,14 +238,11 @@ class FedGroup:
     name = "fedgroup"
     proximal = False
     settings_type = FedGroupSettings
+    settings: FedGroupSettings
     state_type = FedGroupState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.backend = backend
-        self.average = average
-        self.settings: FedGroupSettings = parse_settings(FedGroupSettings, run)
+        super().__init__(run, backend, average)
         self.settings.check()
         if self.proximal:
             require_proximal(run)

@@ -32,10 +32,10 @@ from aggregator.numerics.parted import wide_mean_of
 from aggregator.numerics.robust import winsorised
 from aggregator.strategies.base import (
     AUTO,
-    ORTHOGONAL_MODES,
     Average,
     ClientUpdate,
     ClusterModel,
+    Common,
     Event,
     Outcome,
     RoundPlan,
@@ -148,18 +148,17 @@ class _Mean:
         return len(self.given)
 
 
-class Ifca:
+class Ifca(Common):
     """IFCA on masked offsets."""
 
     name = "ifca"
     settings_type = IfcaSettings
+    settings: IfcaSettings
     state_type = IfcaState
-    modes = ORTHOGONAL_MODES
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        self.run = run
-        self.average = average
-        self.settings = s = checked_settings(run)
+        super().__init__(run, backend, average)
+        s = checked_settings(run)
         by_option = "machines" if s.option == "gradient" else "cluster"
         self.normalise = by_option if s.normalise == "auto" else s.normalise
         self.weighting = "samples" if self.normalise == "samples" else "uniform"

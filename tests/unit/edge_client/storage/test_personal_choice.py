@@ -92,7 +92,7 @@ def test_going_back_keeps_the_figures(store):
 )
 def test_a_damaged_choice_is_refused(store, damage, reason):
     store.save_personal(CHOICE, THETA)
-    damage(store._of_run(finished_models.PERSONAL_FILES, CHOICE.run_id))
+    damage(store._path(finished_models.PERSONAL_FILES, CHOICE.run_id))
     with pytest.raises(IntegrityError, match=reason) as caught:
         store.personal(of_run(store, 1))
     assert "shoal-edge personalise" in caught.value.hint
@@ -136,7 +136,7 @@ def test_choices_go_with_their_runs(store):
 
 def test_the_start_of_a_run_comes_back(store):
     assert store.start_of(of_run(store, 1)) == b"start"
-    path = store._of_run(finished_models.START_FILES, bytes([1]) * 16)
+    path = store._path(finished_models.START_FILES, bytes([1]) * 16)
     path.write_bytes(b"x" * 50)
     with pytest.raises(IntegrityError, match="is damaged"):
         store.start_of(of_run(store, 1))
