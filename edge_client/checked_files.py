@@ -17,13 +17,13 @@ from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, sync_directory, wr
 T = TypeVar("T")
 
 
-def write_checked(path: Path, *pieces: bytes) -> None:
-    """Write ``pieces`` and their SHA-256; durable on return.
+def write_checked(path: Path, *pieces: bytes, sync_name: bool = True) -> None:
+    """Write ``pieces`` and their SHA-256; durable on return, but for the name without ``sync_name``.
 
     Raises:
         ConfigError: the file can't be written; StorageError if the disk is full.
     """
-    write_atomic(path, *pieces, sha256(*pieces))
+    write_atomic(path, *pieces, sha256(*pieces), sync_name=sync_name)
 
 
 def verified(path: Path, data: bytes, hint: str) -> memoryview:

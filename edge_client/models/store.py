@@ -3,18 +3,19 @@
 ``models/index.bin`` holds the key chain, the keys of *pending* rounds (those whose means are not applied yet) and the
 digests of the states held. Each state is a file named after its digest. Only the index says what is held:
 
-1. New state files are written and synced, their names with that of the index.
-2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied. On a
-   file system that keeps no order of renames, a power cut may lose the state of an index that is there: the device takes a
-   checkpoint.
+1. New state files are written and synced.
+2. The index is replaced in one rename. It names the new states, and no longer contains the keys of the rounds applied. Its name
+   and those of the states become durable with the upload of the round, before that leaves (`edge_client.storage.pending_upload`).
+   On a file system that keeps no order of renames, that may take some seconds longer, and a power cut may lose the state of an
+   index that is there: the device takes a checkpoint.
 3. The files of states that the index no longer names are removed. What a crash leaves over is found at the next start, by a
    look at the whole folder.
 
 A crash before 2 leaves the old step with the keys to repeat it, a crash after 2 the new one. The same write takes the keys of
 the open round, so that the chain's step is durable before anything masked with them leaves the device.
 
-``models/certificate.bin`` holds statements of enough devices about the newest states that they certify. The files of these
-states stay until later ones are certified: the owner can begin another run with them.
+The index ends with statements of enough devices about the newest states that they certify. The files of these states stay until
+later ones are certified: the owner can begin another run with them.
 
 A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
 
@@ -36,7 +37,7 @@ from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
 from edge_client.checked_files import decoded, read_checked, write_checked
 from edge_client.models.states import ModelState, ModelStates
-from shoal.errors import IntegrityError, WireError
+from shoal.errors import IntegrityError
 from shoal.membership.statements import read_claims
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.protocol.states import (
@@ -58,9 +59,8 @@ LOG = logging.getLogger("shoal.edge")
 FOLDER: Final = "models"
 INDEX_FILE: Final = "index.bin"
 STATE_FILES: Final = "state-*.bin"
-CERTIFICATE_FILE: Final = "certificate.bin"
-"""Statements of the devices that certify the newest certified states; these stay until later ones are certified."""
-INDEX_VERSION: Final = 1
+INDEX_VERSION: Final = 2
+"""Version 1 had no certificate."""
 OWN_FORK: Final = FORKED_ROUND - 1
 """In place of a stored transcript's round: the announcements contradict each other, so the device has left the run for good."""
 RESTING_FROM_BYTES: Final = 4 << 20
@@ -100,7 +100,7 @@ class PendingRound:
 @message(73)
 @dataclass(frozen=True, slots=True)
 class StateIndex:
-    """The head of index.bin; its SHA-256 follows.
+    """The head of index.bin; the certificate (`StateCertificate`) of the newest certified states and a SHA-256 follow.
 
     Attributes:
         key_version, next_round, chain: the key chain.
@@ -154,7 +154,7 @@ class StateStore:
         self._held = held
         # Digests of states that have a file, or may have one, and are not held.
         self._left_over: set[bytes] = set()
-        self._certified: set[bytes] = set()
+        self._certificate, self._certified = StateCertificate(()), set[bytes]()
         self._peeked: tuple[RunChain, RoundKeys, RunChain] | None = None
         self.pending = dict(pending)
         self.transcript = Transcript()
@@ -172,7 +172,6 @@ class StateStore:
         store = cls(private_directory(directory / FOLDER), chain, {}, ())
         sync_directory(directory)  # the folder's own name
         store._write_index(chain, {}, ())
-        _remove(store._folder / CERTIFICATE_FILE)
         store._clear_folder()
         return store
 
@@ -184,13 +183,10 @@ class StateStore:
             IntegrityError: the index is damaged, or of another version.
         """
         folder = directory / FOLDER
-        path = folder / INDEX_FILE
-        found = read_checked(path, StateIndex, INDEX_HINT)
+        found = _read_index(folder)
         if found is None:
             return None
-        index, rest = found
-        if len(rest) or index.version != INDEX_VERSION:
-            raise IntegrityError(f"{path} is of version {index.version}, not {INDEX_VERSION}", hint=INDEX_HINT)
+        index, certificate = found
         pending = {
             p.round: RoundKeys(
                 fleet=index.fleet,
@@ -206,7 +202,7 @@ class StateStore:
         store = cls(folder, chain, pending, index.states)
         store.transcript = Transcript(index.transcript_round, index.transcript, index.offers)
         store.longest = index.longest
-        store._certified = _named_in(read_certificate_file(folder))
+        store._certificate, store._certified = certificate, _named_in(certificate)
         store._clear_folder()
         return store
 
@@ -375,7 +371,7 @@ class StateStore:
         transcript = transcript or self.transcript
         old = (self._held, self.pending, self._chain.next_round, self.transcript)
         if (held, pending, chain.next_round, transcript) != old:
-            self._write_index(chain, pending, held, transcript)
+            self._write_index(chain, pending, held, transcript, sync_name=False)
         self.transcript = transcript
         self._left_over |= {h.digest for h in self._held}
         self._held, self.pending = held, pending
@@ -398,10 +394,8 @@ class StateStore:
         return states.with_states(resting.values())
 
     def certify(self, signed: Iterable[bytes], digests: Iterable[bytes]) -> None:
-        """Keep the states of these digests, which the statements certify, until later ones are certified."""
-        certificate = StateCertificate(tuple(signed))
-        # Not durable: after a power cut the device has no certificate until the next round.
-        write_atomic(self._folder / CERTIFICATE_FILE, encode(certificate), durable=False)
+        """Keep the states of these digests, which the statements certify, until later ones are; the next `commit` stores that."""
+        self._certificate = StateCertificate(tuple(signed))
         self._left_over |= self._certified
         self._certified = set(digests)
 
@@ -420,6 +414,8 @@ class StateStore:
         pending: Mapping[int, RoundKeys],
         held: tuple[HeldState, ...],
         transcript: Transcript | None = None,
+        *,
+        sync_name: bool = True,
     ) -> None:
         transcript = transcript or self.transcript
         rounds = tuple(PendingRound(k.key_version, r, k.mask.reveal(), k.content) for r, k in sorted(pending.items()))
@@ -439,7 +435,7 @@ class StateStore:
                 offers=transcript.offers,
             )
         )
-        write_checked(self._folder / INDEX_FILE, index)
+        write_checked(self._folder / INDEX_FILE, index + encode(self._certificate), sync_name=sync_name)
 
     def _write_state(self, state: ModelState) -> None:
         head = encode(
@@ -501,12 +497,25 @@ def _remove(path: Path) -> bool:
     return True
 
 
-def read_certificate_file(folder: Path) -> StateCertificate:
-    """Return the certificate in a device's folder of models; an empty one if it is missing or damaged."""
-    try:
-        return read_certificate(read_if_there(folder / CERTIFICATE_FILE) or b"")
-    except WireError:
-        return StateCertificate(())
+def _read_index(folder: Path) -> tuple[StateIndex, StateCertificate] | None:
+    path = folder / INDEX_FILE
+    found = read_checked(path, StateIndex, INDEX_HINT)
+    if found is None:
+        return None
+    index, rest = found
+    if index.version > INDEX_VERSION:
+        raise IntegrityError(f"{path} is of version {index.version}, not {INDEX_VERSION}", hint=INDEX_HINT)
+    return index, read_certificate(rest) if len(rest) else StateCertificate(())
+
+
+def stored_certificate(folder: Path) -> StateCertificate:
+    """Return the certificate in a device's folder of models; an empty one if there is none.
+
+    Raises:
+        IntegrityError: the index is damaged, or of a later version.
+    """
+    found = _read_index(folder)
+    return StateCertificate(()) if found is None else found[1]
 
 
 def _named_in(certificate: StateCertificate) -> set[bytes]:
@@ -523,7 +532,7 @@ def certified_file(directory: Path) -> tuple[bytes, int]:
         IntegrityError: the device holds none.
     """
     folder = directory / FOLDER
-    certificate = read_certificate_file(folder)
+    certificate = stored_certificate(folder)
     paths = [folder / STATE_FILES.replace("*", digest.hex()) for digest in sorted(_named_in(certificate))]
     found = [data for path in paths if (data := read_if_there(path)) is not None]
     if not found:

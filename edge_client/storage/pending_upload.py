@@ -127,7 +127,9 @@ class PendingUploadFiles:
                 while view:  # pwrite may write less than it was given
                     written = os.pwrite(handle, view, at)
                     view, at = view[written:], at + written
-            os.fdatasync(handle)
+            # Not fdatasync: where a file system has one journal, as ext4 and XFS have, this makes all earlier renames durable,
+            # those of `edge_client.models.store` in this round among them.
+            os.fsync(handle)
         finally:
             os.close(handle)
         return new

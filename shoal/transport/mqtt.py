@@ -20,8 +20,10 @@ import secrets
 import select
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -219,6 +221,8 @@ class MqttTransport:
             raise UsageError(f"transport {self.client_id!r} was started before", hint="make a new one")
         self._started = True
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # With this object, not with its thread: `_waking` must never write to a descriptor that was given to another file.
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False
         self._thread.start()
         if not require:
             return
@@ -252,7 +256,7 @@ class MqttTransport:
                 is full, or the transport is closed. What is published between a takeover and `TakenOver` is dropped.
         """
         check_publish(topic, payload, self._link.max_packet_bytes)
-        with self._lock:
+        with self._waking():
             if self._taken_over:
                 return
             if self._closing:
@@ -263,7 +267,6 @@ class MqttTransport:
                 )
             self._waiting_bytes += len(payload)
             self._queue.append(Publish(topic, payload, retain, qos))
-            self._wake()
 
     def subscribe(self, topic_filter: str) -> None:
         """Subscribe to ``topic_filter``, now and after every reconnection; a repeated call requests what is retained again."""
@@ -287,11 +290,10 @@ class MqttTransport:
 
     def leave(self, flush_s: float) -> None:
         """Begin to close, without a wait: the queue is sent for at most ``flush_s`` seconds."""
-        with self._lock:
+        with self._waking():
             if not self._closing:
                 self._closing = True
                 self._close_by_s = time.monotonic() + flush_s
-                self._wake()
 
     def on_online(self, *, session_present: bool) -> None:
         """Report `Connected`, then restore the subscriptions; the link calls this inside a step."""
@@ -343,9 +345,8 @@ class MqttTransport:
 
     def _on_handled(self, receipt: _Receipt) -> None:
         """Queue an acknowledgement for the network thread; called from the thread that handles messages."""
-        with self._lock:
+        with self._waking():
             self._handled.append(receipt)
-            self._wake()
 
     def _acknowledge(self, link: Link) -> None:
         """Send the queued acknowledgements, except those of an earlier connection, whose messages the broker sends again."""
@@ -364,23 +365,24 @@ class MqttTransport:
             self._waiting_bytes -= size
 
     def _request(self, topic_filter: str, *, wanted: bool) -> None:
-        with self._lock:
+        with self._waking():
             others = tuple(known for known in self._filters if known != topic_filter)
             again = len(others) < len(self._filters)
             self._filters = (*others, topic_filter) if wanted else others
             self._requests.append((topic_filter, wanted))
             exact = self._exact
             self._requests += exact.requested(topic_filter, again=again) if wanted else exact.dropped(topic_filter)
-            self._wake()
 
-    def _wake(self) -> None:
-        """Interrupt the network thread's wait, if it waits; call with the lock held, after something was queued.
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Hold the lock inside the block, which queues something; then interrupt the network thread's wait, if it waits.
 
-        One wake-up is enough: the network thread then takes all that is queued.
+        One wake-up is enough: the network thread then takes all that is queued. It needs the lock, so it is woken without it.
         """
-        self._news = True
-        if self._asleep:
-            self._asleep = False
+        with self._lock:
+            yield
+            self._news, waits, self._asleep = True, self._asleep, False
+        if waits:
             os.eventfd_write(self._wake_fd, 1)
 
     def _falls_asleep(self) -> bool:
@@ -430,11 +432,9 @@ class MqttTransport:
                 self._emit(TakenOver())
         finally:
             self._leave_rivals()
-            # Under the lock, so that `_wake` never writes to a descriptor that was closed and given to another file.
             with self._lock:
                 self._closing = True
                 self._asleep = False
-                os.close(self._wake_fd)
 
     def _tell_offline(self, reason: str, hint: str, *, was_online: bool) -> None:
         """Report why there is no connection: each end of one, and each failed attempt with another reason than the one before."""

@@ -349,9 +349,9 @@ class Link:
         )
 
     def step(self, wake_fd: int, timeout_s: float, *, read: bool = True) -> None:
-        """Write, wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, then read (unless ``read`` is false)."""
+        """Write, wait for the socket, ``wake_fd`` or ``timeout_s`` seconds, read (unless ``read`` is false) and write."""
         try:
-            if self._client.want_write():
+            if self.online:  # before that a refusal is read first: it says more than a write that fails
                 self._client.loop_write()
             sock: Any = self._client.socket()
             if sock is None:  # the write failed, or was the last
@@ -373,6 +373,7 @@ class Link:
                 self.abort(self._doom)
                 return
             self._client.loop_misc()
+            self._client.loop_write()
         except _BROKEN_STREAM:
             _log.exception("broken MQTT stream: the connection is dropped")
             self.abort("the broker sent what is no MQTT")

@@ -14,7 +14,7 @@ from aggregator.membership import AggregatorMembership
 from aggregator.storage.store import read_last_record
 from aggregator.strategies.registry import settings_of
 from edge_client.membership import DeviceMembership
-from edge_client.models.store import FOLDER, read_certificate_file
+from edge_client.models.store import FOLDER, stored_certificate
 from edge_client.storage.state import DeviceState
 from shoal.errors import UntrustedError
 from shoal.owner.keys.directory import FleetDirectory
@@ -115,7 +115,7 @@ def test_fleet_goes_on_with_the_new_one(tmp_path, count):
         stage, owner, server = scene.stage, scene.stage.fleet.path, scene.stage.aggregator_dir
         scene.until(lambda: stage.closed(first) >= 3)
         online = [name for name in names if name != OFF]
-        scene.until(lambda: read_certificate_file(stage.device_dir(online[0]) / FOLDER).statements)
+        scene.until(lambda: stored_certificate(stage.device_dir(online[0]) / FOLDER).statements)
         stage.stop("aggregator", signal.SIGKILL)
         shutil.copytree(server, tmp_path / "old")
         shutil.rmtree(server)

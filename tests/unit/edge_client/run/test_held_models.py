@@ -8,7 +8,7 @@ import pytest
 from aggregator.strategies.base import place_assignment
 from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
-from edge_client.models.store import FOLDER, read_certificate_file
+from edge_client.models.store import FOLDER, stored_certificate
 from edge_client.run import held_models
 from edge_client.run.beginning import resume_run
 from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
@@ -562,12 +562,12 @@ def test_follower_verifies_no_signature(scene, models, monkeypatch):
     signed = statements(scene, models, 3)
     announced = scene.announcement(4, steps=steps, statements=signed)
     scene.serve(device, announced)
-    kept = read_certificate_file(member.directory / FOLDER).statements
+    kept = stored_certificate(member.directory / FOLDER).statements
     assert set(kept) < set(signed)
     assert len(kept) == signers_needed(scene.plan.recipe.min_contributors, member.roster.active_count)
     assert verified == []
     scene.serve(device, changed(announced, statements=signed[:1]))
-    assert read_certificate_file(member.directory / FOLDER).statements == kept, "one statement certifies nothing"
+    assert stored_certificate(member.directory / FOLDER).statements == kept, "one statement certifies nothing"
 
 
 def test_segments_have_their_own_lengths(scene):
