@@ -161,7 +161,7 @@ def _loop(
     With ``once``, the end is recorded as reported only after the runtime is closed. A process that is killed before that
     ends at once when it is started again.
     """
-    settled, told = None, False
+    settled, told, look_s = None, False, 0.0
     while not (config.once and runtime.runs_done and not runtime.finishing and told):
         for event in inbox.batch(POLL_S):
             if event is None:
@@ -180,7 +180,9 @@ def _loop(
         if runtime.revoked:
             raise UntrustedError("the owner has revoked this device", hint=REVOKED_HINT)
         # Before a personal finish begins: each of the two takes memory for a few models.
-        told = not models.keep_up(time.monotonic())
+        now_s = time.monotonic()
+        if config.once or now_s >= look_s:  # with `once`, the model of the run's end is never missed
+            told, look_s = not models.keep_up(now_s), now_s + POLL_S
         runtime.tick(time.monotonic())
         turned()
         if not config.once:

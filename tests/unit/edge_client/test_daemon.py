@@ -179,6 +179,22 @@ def test_once_waits_for_the_program(monkeypatch):
     assert running == []
 
 
+@pytest.mark.parametrize(("once", "looks"), [(False, 1), (True, 5)])
+def test_turns_close_together_look_once(monkeypatch, once, looks):
+    """A turn costs no system call for the model in use, except with ``once``: that must not end before the last model."""
+    runtime, inbox, seen = Runtime(), Inbox(), []
+
+    def tick(now_s):
+        inbox.put(None if len(ticks) == 4 else lambda: None)
+        ticks.append(now_s)
+
+    ticks, runtime.tick = [], tick
+    inbox.put(lambda: None)
+    models = SimpleNamespace(keep_up=seen.append)
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1", models)
+    assert (len(ticks), len(seen)) == (5, looks)
+
+
 def test_loop_goes_on_after_a_run(monkeypatch):
     """Without once each end of a run is recorded and the loop goes on."""
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
