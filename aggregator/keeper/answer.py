@@ -22,6 +22,7 @@ from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.codec import decode, encode
+from shoal.protocol.messages import FULL_PERCENT
 from shoal.protocol.sums import (
     REMEMBERED,
     Cell,
@@ -193,8 +194,9 @@ def _share(
     figures = share.figures
     if share.length not in (0, plan.length) or share.length != (plan.length if cell.trains else 0):
         raise UntrustedError(f"a share of {member.name} for {share.length} coordinates")
-    margins = any(abs(margin) > limits.MAX_MARGIN for margin in figures.margins)
-    if abs(figures.loss) > limits.MAX_FIGURE or figures.correct > figures.tested or figures.norm < 0 or margins:
+    margins = all(abs(margin) <= limits.MAX_MARGIN for margin in figures.margins)
+    counts = figures.correct <= figures.tested <= FULL_PERCENT
+    if not (abs(figures.loss) <= limits.MAX_FIGURE and 0 <= figures.norm <= limits.MAX_FIGURE and margins and counts):
         raise UntrustedError(f"figures of {member.name} that can't be")
     return member, share
 

@@ -36,7 +36,7 @@ from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import PART, UPLOAD
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, RunPlan
-from shoal.protocol.messages import Announcement, Assignment, Phase, Share, Upload
+from shoal.protocol.messages import FULL_PERCENT, Announcement, Assignment, Phase, Share, Upload
 from shoal.protocol.precision.seeds import upload_seed
 from shoal.protocol.recipe import LocalTraining
 from shoal.protocol.shards import UploadPart, borders, part_bytes
@@ -47,8 +47,6 @@ MARGIN_CLIP: Final = MAX_MARGIN
 MARGIN_DECIMALS: Final = 4
 LOSS_DECIMALS: Final = 4
 NORM_DECIMALS: Final = 4
-PERCENT: Final = 100
-"""Number of test answers that a device reports if it does not report its number of samples: its results are in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,7 +518,7 @@ def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> t
     """
     if plan.recipe.weighting != "uniform":
         return min(samples, plan.recipe.max_samples), correct, tested
-    return 1, round(PERCENT * correct / tested) if tested else 0, PERCENT if tested else 0
+    return 1, round(FULL_PERCENT * correct / tested) if tested else 0, FULL_PERCENT if tested else 0
 
 
 class BatchOrder:

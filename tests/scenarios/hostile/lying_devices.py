@@ -17,6 +17,7 @@ from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator.status.facts import ConnectionFacts, LiveFacts
 from aggregator.status.record import Facts, build
+from aggregator.sums import FALSE_SHARE
 from crypto.seal.identity import _purpose
 from edge_client.learning import update
 from edge_client.membership import DeviceMembership
@@ -35,6 +36,7 @@ from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed, Upload, Vitals
 from shoal.protocol.shards import UploadPart
 from shoal.protocol.states import SealedCheckpoints, SealedState, Statement
+from shoal.protocol.sums import KeeperShare
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
 from tests.scenarios.hostile.falsehoods import falsehoods, kind_of, nested, value_at, with_false
@@ -50,6 +52,7 @@ SIGNED = (
     Presence,
     ReceivingNotice,
     Sealed,
+    KeeperShare,
 )
 """Messages that a device signs, or that are in a message that it signs, apart from those that are fields of others."""
 VITALS = Vitals(
@@ -100,7 +103,7 @@ VECTORS = {
     "NaN": lambda t, *_: np.full_like(t, np.nan),
     "infinite": lambda t, *_: np.full_like(t, np.inf),
     "huge": lambda t, *_: np.full_like(t, 3e38),
-    "a hundred times": lambda t, *_: t * np.float32(100),
+    "a hundred times": np.errstate(over="ignore", invalid="ignore")(lambda t, *_: t * np.float32(100)),
     "reversed": lambda t, *_: -t,
     "repeated from before": lambda _t, last, _o: last,
     "another device's": lambda _t, _l, other: other,
@@ -185,6 +188,7 @@ class Liar:
         self._last, self._others = {}, {}
         for module, function in (
             (update, "seal_message_to_member"),
+            (update, "seal_to_member"),
             (presence, "seal_message_to_member"),
             (presence, "seal_to_group"),
             (checkpoints, "seal_message_to_group"),
@@ -259,6 +263,12 @@ class Liar:
                 body = body[0]
                 head = self._head(identity, head)
             return seal(identity, key, head, self._false(identity, message), body)
+
+        return false
+
+    def _seal_to_member(self, seal):
+        def false(identity, key, head, plain):
+            return seal(identity, key, head, self._false(identity, decode(plain, KeeperShare)))
 
         return false
 
@@ -487,6 +497,8 @@ class Scene:
             for event in record["events"]:
                 if "device" in event:
                     found[event["device"]] = event["kind"]
+                if event.get("reason") == FALSE_SHARE:
+                    found |= dict.fromkeys(event["devices"], FALSE_SHARE)
         found |= {device.name: f"status: {device.reason}" for device in self.status().devices if self.blames(device)}
         for text in complaints:
             found |= {d: text for d in self.all if d in text}

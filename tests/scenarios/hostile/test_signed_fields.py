@@ -14,12 +14,13 @@ import re
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.fleet import LoopbackError
+from shoal_lab.loopback.fleet import BROKER_URL, LoopbackError
 
 from shoal.protocol.channels import CHANNELS, Party
+from shoal.simulation.process_fleet import Stage
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.documents import text_of
-from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, thetas
+from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, names, thetas
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
 from tests.scenarios.hostile.falsehoods import fields_of
@@ -28,10 +29,10 @@ from tests.scenarios.hostile.lying_devices import SIGNED, Scene, lies_of, one_li
 PAGE = "docs/threat-model.md"
 KINDS = ("checkable", "limited", "suspect")
 VECTORS = ("update vector", "statistics vector", "checkpoint vector")
-UNASKED = {"ModelsHeld", "SealedCheckpoints", "SealedState", "UploadPart"}
+UNASKED = {"ModelsHeld", "SealedCheckpoints", "SealedState", "UploadPart", "KeeperShare", "Figures"}
 """Messages that no device of the plain scene sends."""
-NOT_SAID = {"Presence.held", "Presence.vitals"}
-"""Fields of a presence whose only false values are those of the fields in it."""
+NOT_SAID = {"Presence.held", "Presence.vitals", "KeeperShare.figures"}
+"""Fields whose only false values are those of the fields in them."""
 GROUPS_OF_TWO = {"settings": {"groups": "2", "eta_g": "0.1"}}
 ASKED = {
     "Upload.model_norm": {"algorithm": "fedgroup", **GROUPS_OF_TWO},
@@ -235,6 +236,88 @@ def test_one_lie_about_each_field_of_a_part(tmp_path):
         scene.play()
         assert {told.saying.lie.row for told in scene.found} == set(PARTS)
         assert_named_as_listed(scene)
+
+
+SPOILING = ("KeeperShare.pad", "Upload.checks", "update vector")
+"""What makes a sum of a run with a keeper noise, or its codes wrong."""
+SHARED = [
+    row for row in paths() if row.split(".")[0] in ("KeeperShare", "Figures") and row not in (*NOT_SAID, *SPOILING)
+]
+
+
+@pytest.fixture(scope="module")
+def keeper_stage(tmp_path_factory):
+    """Return a function root -> the directories of a fleet of twelve with a keeper."""
+    stage = Stage(tmp_path_factory.mktemp("keeper") / "stage", BROKER_URL, names(12), keeper="keeper")
+    return stage.copy_to
+
+
+def keeper_scene(root, stage, lies, **options):
+    # After a refused upload the liar misses the next round too.
+    options = {"rounds": 4 * len(lies) + 2, "mode": "rotation", "min_contributors": 3, "deadline_s": 5.0, **options}
+    return Scene(root / "fleet", 5, lies, count=12, stage=stage(root / "stage"), **options)
+
+
+def assert_one_group_pays(scene, expected):
+    """Honest devices have one model, as good as without the liar, and at most a group of five is left out."""
+    data = grouped_data(12)
+    out = {
+        name
+        for r in scene.fleet.records()
+        for e in r["events"]
+        if e["kind"] == "group-left-out"
+        for name in e["devices"]
+    }
+    assert not out or (scene.liar.name in out and len(out) <= 5)
+    honest = {theta for name, theta in thetas(scene.fleet).items() if name in scene.honest}
+    assert len(honest) == 1
+    theta = np.frombuffer(honest.pop(), np.float32)
+    assert accuracy(theta, [data[name] for name in scene.honest]) > expected - WORST_ACCURACY
+    return out
+
+
+def lost_rounds(scene):
+    """Return how many rounds changed no model."""
+    return sum(not r["contributed"] for r in scene.fleet.records()[:-1])
+
+
+@pytest.mark.parametrize("owner", ["KeeperShare", "Figures"])
+def test_one_lie_about_each_field_of_a_share(tmp_path, keeper_stage, honest_accuracy, owner):
+    rows = [row for row in SHARED if row.split(".")[0] == owner]
+    with keeper_scene(tmp_path, keeper_stage, [one_lie_of(row) for row in rows]) as scene:
+        scene.play(2000)
+        assert {told.saying.lie.row for told in scene.found} == set(rows)
+        assert_named_as_listed(scene)
+        assert not assert_one_group_pays(scene, honest_accuracy(12))
+        assert lost_rounds(scene) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", SHARED)
+def test_every_lie_about_a_share(tmp_path, keeper_stage, honest_accuracy, row):
+    with keeper_scene(tmp_path, keeper_stage, lies_of(row)) as scene:
+        scene.play(4000)
+        assert scene.found
+        assert_named_as_listed(scene)
+        assert not assert_one_group_pays(scene, honest_accuracy(12))
+
+
+SPOILT = [
+    pytest.param(lie, id=f"{row}-{lie.name}", marks=() if lie.name in ("reversed", "empty") else pytest.mark.long)
+    for row in SPOILING
+    for lie in lies_of(row)
+]
+
+
+@pytest.mark.parametrize("lie", SPOILT)
+def test_one_who_spoils_sums_costs_a_group(tmp_path, keeper_stage, honest_accuracy, lie):
+    """The liar lies in every round: the search ends with a group that has it, after at most sixteen rounds, half of them lost."""
+    with keeper_scene(tmp_path, keeper_stage, [lie], rounds=18) as scene:
+        (told,) = scene.live(4000)
+        out = assert_one_group_pays(scene, honest_accuracy(12))
+        # What is no update at all is refused before it is in a sum.
+        assert out or told.missing == [scene.liar.name]
+        assert lost_rounds(scene) <= 8
 
 
 def test_fleet_that_needs_all_names_the_liar(tmp_path):
