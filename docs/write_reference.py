@@ -65,11 +65,11 @@ def cli_page() -> str:
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each command that ``--help`` shows, with its words."""
+    """Yield each command and group of commands that ``--help`` shows, with its words."""
     if not hasattr(command, "list_commands"):
         yield words, command
         return
-    if command.invoke_without_command:
+    if command.invoke_without_command or len(words) > 1:
         yield words, command
     context = command.make_context(command.name, [], resilient_parsing=True)
     for name in command.list_commands(context):
@@ -79,6 +79,9 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def _described(words: tuple[str, ...], command: Any) -> Iterator[str]:
+    if command.callback is None:  # a group: its commands follow
+        yield _prose(command.help)
+        return
     signature = inspect.signature(inspect.unwrap(command.callback), eval_str=True)
     hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     reveal(command)

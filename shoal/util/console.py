@@ -194,7 +194,7 @@ def forbid_inspection() -> None:
 
 
 def add_version(app: Typer, *, prog: str) -> None:
-    """Give a typer application the option --version."""
+    """Give a typer application the options --version and --debug; `run_program` takes the second from the command line."""
     from typer import Exit, Option
 
     def show(wanted: bool) -> None:
@@ -210,6 +210,9 @@ def add_version(app: Typer, *, prog: str) -> None:
     @app.callback()
     def root(
         version: bool = Option(False, "--version", help="Print the version.", is_eager=True, callback=show),
+        debug: bool = Option(
+            False, "--debug", help="Show the traceback of an error; at any place of the command line."
+        ),
     ) -> None: ...
 
 

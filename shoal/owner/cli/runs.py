@@ -391,6 +391,8 @@ def stop(
     A stopped run can't be resumed. One that has not opened a round is over at once.
     """
     _order(directory, run, "STOP", json=json, now=now)
+    if not now:
+        note("the run ends when its open round closes; --now ends it at once, also while its keeper is away")
 
 
 @app.command("list")

@@ -76,8 +76,8 @@ CHANGE_WAIT_S: Final = 120.0
 file takes some 20 s, and publishing takes at most `connection.FLUSH_S`."""
 ROLES_HINT: Final = "add-device takes a device's card, add-aggregator the aggregator's"
 OTHER_NAME_HINT: Final = (
-    "give the device another name, in a new directory: shoal-edge enrol DIR --name NAME, with the same enrolment line; or "
-    "shoal-edge init. The same device, installed again: enrol it again while shoal-fleet replace OWNER NAME waits"
+    "the same device, installed again: shoal-fleet replace OWNER NAME, and enrol it again while that waits. Another device gets "
+    "another name, in a new directory: shoal-edge enrol DIR --name NAME, with the same enrolment line; or shoal-edge init"
 )
 LISTS_HINT: Final = "shoal-fleet show lists the devices"
 LABELS_HINT: Final = (
@@ -327,8 +327,7 @@ class FleetDirectory:
                 card = self._checked(data, DEVICE_ROLE, "")
                 if card.member.name in taken:
                     raise ConfigError(
-                        f"the fleet has had another device called {card.member.name!r}",
-                        hint=OTHER_NAME_HINT,
+                        f"the fleet has had another device called {card.member.name!r}", hint=OTHER_NAME_HINT
                     )
                 self.check_name(card.member.name)
                 taken.add(card.member.name)
@@ -389,10 +388,7 @@ class FleetDirectory:
         name = card.member.name
         listed = next((d for d in self.roster.devices if d.name == name and not self._is_replaced(d)), None)
         if self._shown().get(name, name) != name or (listed is not None and not self.listed(card.member)):
-            raise ConfigError(
-                f"the fleet has had another device called {name!r}",
-                hint=OTHER_NAME_HINT,
-            )
+            raise ConfigError(f"the fleet has had another device called {name!r}", hint=OTHER_NAME_HINT)
 
     def _check_unburned(self, card: Card) -> None:
         if self._is_replaced(card.member):

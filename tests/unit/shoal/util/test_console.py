@@ -302,6 +302,8 @@ def test_version_is_the_installed_packages(monkeypatch, capsys, installed):
     assert capsys.readouterr().out == (
         "shoal-x 1.2.3\n" if installed else "shoal-x, run from its source without being installed\n"
     )
+    assert run(monkeypatch, app, "--help") == 0
+    assert "--debug" in capsys.readouterr().out
 
 
 def test_every_program_tells_its_version(monkeypatch, capsys):
