@@ -21,7 +21,7 @@ from shoal.util.progress import working
 
 app = new_app("Group devices and average their masked updates, without being able to read them.")
 
-Directory = Annotated[Path, typer.Argument(help="Keys, membership, runs and results of this aggregator.")]
+Directory = Annotated[Path, typer.Argument(help="Keys, membership and runs of this server.")]
 
 
 @app.command()

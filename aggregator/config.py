@@ -19,7 +19,7 @@ class AggregatorConfig:
 
     dir: Annotated[
         Path,
-        Setting("Keys, membership, runs and results of this aggregator.", metavar="DIRECTORY", argument=True),
+        Setting("Keys, membership and runs of this server.", metavar="DIRECTORY", argument=True),
     ]
     broker: Broker = field(default="", repr=False)
     ca: Ca = None

@@ -16,7 +16,7 @@ from shoal.util.process import trace_crashes
 
 app = new_app("Open sums of updates for the aggregator, and no single update.")
 
-Directory = Annotated[Path, typer.Argument(help="Keys, membership and memory of this keeper.")]
+Directory = Annotated[Path, typer.Argument(help="Keys, membership and memory of this server.")]
 
 
 @app.command()
