@@ -52,18 +52,16 @@ def code(values: NDArray[np.int32], key: bytes, counts: Mapping[int, int]) -> Co
         key: 32 bytes that only devices know, of one round and one part of the vector.
         counts: model -> number of updates of devices that trained from it.
     """
-    return tuple(_code(values, key, check, counts) for check in range(CHECKS))
-
-
-def _code(values: NDArray[np.int32], key: bytes, check: int, counts: Mapping[int, int]) -> int:
-    rows = _numbers(key, check, len(values)).astype(np.int64)
-    total = 0
+    rows = [_numbers(key, check, len(values)) for check in range(CHECKS)]
+    constants = [_numbers(key, CHECKS + check, 1 + max(counts)) for check in range(CHECKS)]
+    totals = [sum(int(known[model]) * count for model, count in counts.items()) for known in constants]
     for at in range(0, len(values), _BLOCK):
-        block, row = values[at : at + _BLOCK].astype(np.int64), rows[at : at + _BLOCK]
-        total += (int(np.dot(row, block >> 16)) << 16) + int(np.dot(row, block & 0xFFFF))
-    constants = _numbers(key, CHECKS + check, 1 + max(counts))
-    total += sum(int(constants[model]) * count for model, count in counts.items())
-    return total % PRIME
+        block = values[at : at + _BLOCK].astype(np.int64)
+        high, low = block >> 16, block & 0xFFFF
+        for check, row in enumerate(rows):
+            part = row[at : at + _BLOCK].astype(np.int64)
+            totals[check] += (int(np.dot(part, high)) << 16) + int(np.dot(part, low))
+    return tuple(total % PRIME for total in totals)
 
 
 def matches(values: NDArray[np.int32], key: bytes, counts: Mapping[int, int], told: Codes) -> bool:

@@ -25,7 +25,7 @@ SHORT_BITS: Final = 16
 """Bits of a fixed-point number in a run of short updates, from its second round on."""
 SPREAD: Final = 8.0
 """Largest coordinate of a rotated update, in root mean squares: a normal one is longer once in 10^15 times."""
-_BLOCK: Final = 1 << 18
+_BLOCK: Final = 1 << 15
 """Words that are padded at a time."""
 
 
@@ -60,13 +60,14 @@ def fixed(update: Float32Vector, unit: float, most: int) -> Words:
     largest = largest_of(most)
     words = np.empty(len(update), np.uint32)
     for at in range(0, len(update), _BLOCK):
-        steps = np.rint(update[at : at + _BLOCK] / np.float64(unit))
-        if not (np.abs(steps) <= largest).all():
+        steps = np.divide(update[at : at + _BLOCK], unit, dtype=np.float64)
+        np.rint(steps, out=steps)
+        if not -largest <= steps.min() <= steps.max() <= largest:
             raise IntegrityError(
                 "a coordinate of the update is too large to be added up",
                 hint="a smaller learning rate or --local clip shortens updates; or have the owner raise --norm-limit",
             )
-        words[at : at + _BLOCK] = steps.astype(np.int64).astype(np.uint32)
+        words[at : at + _BLOCK] = steps.astype(np.int32).view(np.uint32)
     return words
 
 
@@ -90,8 +91,8 @@ def short(update: Float32Vector, unit: float, most: int) -> Words:
             f"an update of root mean square {rms:.3g} can't be added up in steps of {unit:.3g}",
             hint="the device learns much less than others, or one of them sends false figures; float32 has smaller steps",
         )
-    scale = min(1.0, largest * unit / float(np.abs(update).max()))
-    words: Words = np.rint(update * (scale / np.float64(unit))).astype(np.int32).view(np.uint32)
+    scale = min(1.0, largest * unit / float(max(update.max(), -update.min())))
+    words: Words = np.rint(update * np.float32(scale / unit)).astype(np.int32).view(np.uint32)
     return words
 
 
