@@ -68,10 +68,23 @@ def bench_round(
         str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
     ] = DEFAULTS.mode,
     broker: BrokerName = "auto",
+    beside: Annotated[str, typer.Option(help="Measure pairs with another system: flower.")] = "",
+    pairs: Annotated[int, typer.Option(help="Pairs with the other system.", min=1)] = 15,
 ) -> Report:
-    """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each."""
+    """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each.
+
+    With --beside, Shoal and the other system take turns at the same rounds: CPU time, memory, bytes written and syncs of both.
+    The other system is installed in an environment of its own below the cache folder, about 1 GB.
+    """
     from shoal_lab.bench import rounds as bench
 
+    if beside:
+        from shoal_lab.bench import beside as other
+        from shoal_lab.experiments.common.experiment import one_of
+
+        one_of("system", beside, ("flower",))
+        found = other.measure(devices, broker_name(broker), rounds, mode, pairs, note)
+        return Report(found, other.words)
     return Report(bench.measure(devices, broker_name(broker), rounds, mode), bench.words)
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -28,10 +29,11 @@ from edge_client.learning.training import train
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
-from shoal.transport.local_broker import start_broker
+from shoal.transport.local_broker import BrokerProcess, start_broker
 from shoal.types import Float32Vector
 from shoal.util.console import counted, mask_words
 
@@ -69,30 +71,10 @@ def measure(
     """
     registry.find(mode)  # before a broker is started
     bundle, origins = make_task(hidden)
-    names = tuple(f"dev-{i:02d}" for i in range(devices))
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        root = Path(folder)
-        (root / "broker").mkdir()
-        data = [write_data(root / f"data-{i}.npz", i) for i in range(devices)]
+        data = [write_data(Path(folder) / f"data-{i}.npz", i) for i in range(devices)]
         training_s = training_seconds(bundle, origins[0], data[0])
-        with (
-            start_broker(broker_kind, root / "broker") as broker,
-            Stage(root / "fleet", broker.url, names) as stage,
-        ):
-            options = Recipe(
-                "fedavg",
-                rounds=WARM_UP_ROUNDS + rounds,
-                local=LOCAL,
-                # One device can be measured too.
-                min_contributors=min(DEFAULTS.min_contributors, devices),
-                quorum=1.0,
-                seed=0,
-                mode=mode,
-            )
-            plan = stage.add_run(bundle, origins, options)
-            stage.start_aggregator("--log", "warning")
-            for name, source in zip(names, data, strict=True):
-                stage.start_device(name, source, "--log", "warning")
+        with fleet(broker_kind, bundle, origins, data, WARM_UP_ROUNDS + rounds, mode) as (stage, broker, plan):
             records = stage.wait(plan.run, timeout_s=60 + 5 * rounds * max(1, hidden // MODEL_SIZES["hidden"]))
             return {
                 **figures(
@@ -101,9 +83,42 @@ def measure(
                 "model_bytes": 4 * plan.length,
                 "broker": broker.kind,
                 "mode": plan.recipe.mode,
-                "device_rss_mb_max": max(stage.programs[n].peak_rss_mb() for n in names),
+                "device_rss_mb_max": max(stage.programs[n].peak_rss_mb() for n in stage.devices),
                 "aggregator_rss_mb_max": stage.programs["aggregator"].peak_rss_mb(),
             }
+
+
+@contextmanager
+def fleet(
+    broker_kind: str,
+    bundle: TaskBundle,
+    origins: NDArray[np.float32],
+    data: Sequence[Path],
+    rounds: int,
+    mode: str,
+) -> Iterator[tuple[Stage, BrokerProcess, RunPlan]]:
+    """Run a broker, an aggregator and a device for each file of ``data`` within the block, with a run of so many rounds."""
+    names = tuple(f"dev-{i:02d}" for i in range(len(data)))
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder,
+        start_broker(broker_kind, Path(folder) / "broker") as broker,
+        Stage(Path(folder) / "fleet", broker.url, names) as stage,
+    ):
+        options = Recipe(
+            "fedavg",
+            rounds=rounds,
+            local=LOCAL,
+            # One device can be measured too.
+            min_contributors=min(DEFAULTS.min_contributors, len(names)),
+            quorum=1.0,
+            seed=0,
+            mode=mode,
+        )
+        plan = stage.add_run(bundle, origins, options)
+        stage.start_aggregator("--log", "warning")
+        for name, source in zip(names, data, strict=True):
+            stage.start_device(name, source, "--log", "warning")
+        yield stage, broker, plan
 
 
 def figures(seconds: Sequence[float], training_s: float, devices: int, cores: int = 0) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typer
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench import cli, rounds, starts
+from shoal_lab.bench import beside, cli, rounds, starts
 from shoal_lab.bench.load import measurement, soak
 
 from shoal.errors import ShoalError
@@ -50,6 +50,16 @@ def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words
     assert json.loads(capsys.readouterr().out)["data"] == {"mode": mode}
 
 
+def test_a_round_beside_flower(monkeypatch, capsys):
+    """Pairs are measured instead of rounds alone."""
+    asked = []
+    monkeypatch.setattr(beside, "measure", lambda *given: asked.append(given[:-1]) or {})
+    monkeypatch.setattr(beside, "words", lambda _data: ["pairs"])
+    run("round", "--beside", "flower", "--mode", "permutation", "--pairs", "2")
+    assert asked == [(10, "auto", 20, "permutation", 2)]
+    assert capsys.readouterr().out == "pairs\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -57,6 +67,7 @@ def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words
         (("load", "--devices", "1", "--prepared", "--churn", "0.1"), "no devices that could leave"),
         (("soak", "--plot", "/none/x.svg"), "/none for the figure"),
         (("round", "--broker", "emqx"), "no broker 'emqx'"),
+        (("round", "--beside", "fedml"), "fedml"),
         (("race", "--task", "lstm"), "no task 'lstm'"),
         (("race", "--system", "fedml"), "no system 'fedml'"),
         (("race", "--system", "torch"), "times are compared with Shoal's"),

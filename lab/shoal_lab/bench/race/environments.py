@@ -14,8 +14,12 @@ from shoal.errors import ConfigError
 from shoal.util.files import write_atomic
 from shoal_lab.experiments.data.datasets import cache_dir
 
-PEERS: Final[Mapping[str, str]] = {"pfl-research": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0"}
-"""What pip installs for each peer, besides the torch that Shoal has."""
+PEERS: Final[Mapping[str, str]] = {
+    "pfl-research": "pfl==0.6.0",
+    "flower": "flwr[simulation]==1.41.0",
+    "flower-fleet": "flwr==1.42.0",
+}
+"""What pip installs for each peer, besides the torch that Shoal has; `bench.beside` runs the last."""
 INSTALL_S: Final = 1800.0
 """Most seconds of an installation."""
 _READY: Final = "ready.txt"
@@ -68,7 +72,10 @@ def install(peer: str, progress: Callable[[str], None]) -> Path:
         shutil.rmtree(place, ignore_errors=True)
         said = getattr(error, "stderr", None) or str(error)
         reason = said.strip().splitlines()[-1] if said.strip() else "no reason given"
-        raise MissingPeerError(f"{' '.join(wanted)} can't be installed: {reason}") from error
+        raise MissingPeerError(
+            f"{' '.join(wanted)} can't be installed: {reason}",
+            hint="pip needs a package index: check the network, or name an index in PIP_INDEX_URL",
+        ) from error
     write_atomic(place / _READY, " ".join(wanted).encode())
     return find(peer)
 

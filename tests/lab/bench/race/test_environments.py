@@ -56,6 +56,7 @@ def test_failed_installation_gives_a_reason(monkeypatch, error, reason):
         raise error
 
     monkeypatch.setattr(environments, "_run", fail)
-    with pytest.raises(MissingPeerError, match=f"can't be installed: .*{reason}"):
+    with pytest.raises(MissingPeerError, match=f"can't be installed: .*{reason}") as caught:
         install(PEER, print)
+    assert "check the network" in caught.value.hint
     assert not folder(PEER).exists()
