@@ -94,6 +94,7 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
             "gamma": "of the noisiest device",
             "true_gradients": "normal, centred",
             "grid": options.grid,
+            "mask": "nothing leaves a device",
         },
         accuracy=None,
         clusters=2,

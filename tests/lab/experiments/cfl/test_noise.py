@@ -32,6 +32,7 @@ def test_theorem_1_keeps_its_promise() -> None:
     assert not cfl_noise.guaranteed(5, 1.5)
     data = run("cfl-noise", settings={"trials": 4})
     assert data["guaranteed_wrong"] == 0
+    assert data["parameters"]["mask"] == "nothing leaves a device"
     assert {row["k"] for row in data["history"]} == set(cfl_noise.GROUPS["default"])
 
 
