@@ -15,6 +15,7 @@ since a cell has at least three devices.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,9 @@ REQUEST_FILE: Final = "cells.bin"
 NOT_OPENED: Final = "not-opened"
 """Kind of the event that names devices whose updates are in no sum of the round."""
 
-FALSE_SHARE: Final = "its share for the keeper is false"
+FALSE_SHARE: Final = "its share for the keeper is false, or its update over ten times as long as others"
+NORM_SLACK: Final = 1e-4
+"""By how much norms that devices report are rounded."""
 SUSPECTED: Final = "left out, since one of these or of others spoils sums"
 HIDING: Final = "left out, so that neither a sum nor a difference of sums is of fewer than three devices"
 
@@ -257,7 +260,7 @@ class CellOpener:
         if unit:
             total = extended(total)
         unit = unit or unit_of(run.recipe.norm_limit, run.length, run.most_summed)
-        return total, mean_of(total, len(given), unit, mean_limit(run, figures.norm))
+        return total, mean_of(total, len(given), unit, mean_limit(run, figures.norm, unit))
 
 
 def chosen_cells(
@@ -292,9 +295,9 @@ def chosen_cells(
     return [sorted(given, key=lambda u: u.device) for given in found]
 
 
-def mean_limit(run: RunPlan, norm: float) -> float:
-    """Return the largest norm of a cell's mean, ``norm`` being the median of those that its devices report."""
-    return min(run.recipe.norm_limit, limits.NORM_LIMIT_RATIO * norm)
+def mean_limit(run: RunPlan, norm: float, unit: float) -> float:
+    """Return the largest norm of a cell's mean in steps of ``unit``, ``norm`` being the mean of those that its devices report."""
+    return min(run.recipe.norm_limit, norm + NORM_SLACK + unit * math.sqrt(run.length))
 
 
 def stand_in(update: ClientUpdate, mean: Float32Vector | None, figures: CellFigures, place: int) -> ClientUpdate:

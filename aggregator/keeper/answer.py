@@ -7,6 +7,7 @@ it has the shares in it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, mode
@@ -164,8 +165,10 @@ def _open_shares(
                 false.append(_sender(sealed))
         # All of a cell were asked for as many margins, in the same unit.
         told = [(len(share.figures.margins), share.unit) for _, share in shares]
-        usual = mode(told) if told else None
-        false += [member.name for (member, _), own in zip(shares, told, strict=True) if own != usual]
+        usual, longest = mode(told) if told else None, longest_norm([share.figures.norm for _, share in shares])
+        for (member, share), own in zip(shares, told, strict=True):
+            if own != usual or share.figures.norm > longest:
+                false.append(member.name)
         found.append(shares)
     return found, false
 
@@ -201,15 +204,20 @@ def _share(
     return member, share
 
 
+def longest_norm(norms: Sequence[float]) -> float:
+    """Return the largest norm of an update in a cell whose devices report these: ten times the median, unless that is 0."""
+    return limits.NORM_LIMIT_RATIO * median(norms or [0.0]) or math.inf
+
+
 def figures_of(figures: Sequence[Figures]) -> CellFigures:
     """Return the figures of a cell from those of its devices."""
-    norm = float(median(f.norm for f in figures))
+    norms = np.array([f.norm for f in figures])
     return CellFigures(
         count=len(figures),
         loss=float(winsorised(np.array([f.loss for f in figures])).mean()),
         correct=sum(f.correct for f in figures),
         tested=sum(f.tested for f in figures),
-        norm=norm,
-        longest=min(float(winsorised(np.array([f.norm for f in figures])).max()), limits.NORM_LIMIT_RATIO * norm),
+        norm=float(norms.mean()),
+        longest=float(winsorised(norms).max()),
         margins=tuple(tuple(sorted(place)) for place in zip(*(f.margins for f in figures), strict=True)),
     )

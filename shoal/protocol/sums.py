@@ -193,7 +193,7 @@ class OpenCells:
 @message(164)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFigures:
-    """The figures of a cell's devices: means, quantiles, and the median norm of their updates.
+    """The figures of a cell's devices: means, sums and quantiles.
 
     Attributes:
         count: devices.
@@ -201,7 +201,7 @@ class CellFigures:
             device reports none.
         loss: mean of the losses; of five or more, the smallest and the largest count as their neighbours.
         correct, tested: sums.
-        norm: median; longest: the largest, or of five or more the second largest, and at most ten times the median.
+        norm: mean; longest: the largest, or of five or more the second largest.
         pads: the sum of the pads on the devices' codes (`crypto.sums.codes`); empty in a cell without updates.
     """
 
@@ -240,7 +240,8 @@ class CellSums:
     Attributes:
         request: SHA-256 of the encoded request.
         cells: figures of each cell; empty if nothing is opened.
-        false: devices whose share is false or whose figures can't be. Nothing is opened: the aggregator asks again without them.
+        false: devices whose share is false, whose figures can't be, or whose norm is above ten times the median of their cell.
+            Nothing is opened: the aggregator asks again without them.
         refused: the rule that the request breaks; empty if none.
         recent: with a refusal, the cells of the last requests that were answered, the newest last: devices by a digest of their
             keys (`device_id`).

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aggregator.keeper.answer import figures_of
+from aggregator.keeper.answer import figures_of, longest_norm
 from aggregator.rounds.summed import short_unit
 from aggregator.strategies.base import Groups, Looking, inner_of, parts_of
 from aggregator.sums import chosen_cells, mean_limit, stand_in
@@ -93,7 +93,12 @@ class SecureRounds:
         run, ids = self._run, {u.device: sha256(u.device.encode()) for u in given}
         nonce = sha256(b"".join(sorted(ids.values())) + len(self._recent).to_bytes(4, "big"))
         self._given, self._looked, self._nonce = {u.device: u for u in given}, {}, nonce
-        cells = chosen_cells(given, ids, self._recent, run, nonce, self._most, self._parts(given))
+        while True:
+            cells = chosen_cells(given, ids, self._recent, run, nonce, self._most, self._parts(given))
+            long = {u.device for cell in cells for u in cell if u.norm > longest_norm([other.norm for other in cell])}
+            if not long:
+                break
+            given = [u for u in given if u.device not in long]
         found: list[ClientUpdate] = []
         for cell in cells:
             figures = figures_of([figures_in(u) for u in cell])
@@ -103,7 +108,7 @@ class SecureRounds:
                 numbers = short if self._unit else fixed
                 try:
                     words = sum((numbers(u.row, unit, self._most) for u in cell), np.zeros(len(cell[0].row), np.uint32))
-                    mean = mean_of(words, len(cell), unit, mean_limit(run, figures.norm))
+                    mean = mean_of(words, len(cell), unit, mean_limit(run, figures.norm, unit))
                 except IntegrityError:
                     continue
             found += [stand_in(u, mean, figures, place) for place, u in enumerate(cell)]

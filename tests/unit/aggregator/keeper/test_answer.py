@@ -86,11 +86,17 @@ def test_updates_in_another_step_are_false(announced):
     opened(request(tuple(s for s, n in zip(shares, NAMES, strict=False) if n != "dev-2")))
 
 
-def test_longest_is_ten_medians_at_most():
-    told = [Figures(norm=norm) for norm in (1.0, 2.0, 1e30)]
-    shares = tuple(share(n, figures=f) for n, f in zip(NAMES, told, strict=False))
-    (cell,) = opened(request(shares)).message.cells
-    assert cell.longest == 20.0
+@pytest.mark.parametrize(
+    ("norms", "named"), [((1, 2, 21), "dev-2"), ((1, 2, 20), ""), ((0, 0, 0, 1, 1), ""), ((1e-3, 1, 1, 1, 11), "dev-4")]
+)
+def test_long_updates_are_named(norms, named):
+    """As without a keeper: above ten times the median, unless most have nothing left to learn."""
+    shares = tuple(share(n, figures=Figures(norm=float(at))) for n, at in zip(NAMES, norms, strict=False))
+    if named:
+        assert refused(request(shares)) == named
+    else:
+        (cell,) = opened(request(shares)).message.cells
+        assert cell.norm == sum(norms) / len(norms)
 
 
 def test_same_request_same_answer():
