@@ -55,12 +55,13 @@ def code(values: NDArray[np.int32], key: bytes, counts: Mapping[int, int]) -> Co
     rows = [_numbers(key, check, len(values)) for check in range(CHECKS)]
     constants = [_numbers(key, CHECKS + check, 1 + max(counts)) for check in range(CHECKS)]
     totals = [sum(int(known[model]) * count for model, count in counts.items()) for known in constants]
+    short = values.min(initial=0) >= -(1 << 15) and values.max(initial=0) < 1 << 15
     for at in range(0, len(values), _BLOCK):
         block = values[at : at + _BLOCK].astype(np.int64)
-        high, low = block >> 16, block & 0xFFFF
+        halves = [(block, 0)] if short else [(block & 0xFFFF, 0), (block >> 16, 16)]
         for check, row in enumerate(rows):
             part = row[at : at + _BLOCK].astype(np.int64)
-            totals[check] += (int(np.dot(part, high)) << 16) + int(np.dot(part, low))
+            totals[check] += sum(int(np.dot(part, half)) << shift for half, shift in halves)
     return tuple(total % PRIME for total in totals)
 
 
