@@ -33,6 +33,7 @@ ZOO_PAGE: Final = DOCS / "operator" / "which-models.md"
 ZOO: Final = ("<!-- zoo: python docs/write_results.py --write -->", "<!-- end of zoo -->")
 LOADS_PAGE: Final = ROOT / "deploy" / "README.md"
 LOADS: Final = ("<!-- loads: python docs/write_results.py --write -->", "<!-- end of loads -->")
+ROUND: Final = ("<!-- round: python docs/write_results.py --write -->", "<!-- end of round -->")
 ROTATED: Final = "digits turned by quarter turns, four groups"
 CHOSEN: Final = {
     "ifca-rotated-mnist --algorithm global --devices 1200 --samples 200 --mask permutation": (
@@ -109,6 +110,40 @@ def models() -> str:
     return "\n".join(lines)
 
 
+def rounds() -> str:
+    """Return the tables of a warm round beside Flower: figures, ratios within the pairs, and parts."""
+    kept = [one["data"] for one in record.read_lines(ROOT / "results" / "round.jsonl") if "beside" in one["data"]]
+    medians = {f"Shoal, mask `{one['mode']}`": one["medians"]["shoal"] for one in kept}
+    for name, words in (
+        ("flower-torch", "Flower, clients with torch"),
+        ("flower-numpy", "Flower, clients with numpy alone"),
+    ):
+        medians[words] = kept[0]["medians"][name]
+    lines = [
+        "| a round | CPU ms | of it devices | wall ms | peak MB of a device | of the server | MB written | syncs |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for words, found in medians.items():
+        whole = [
+            f"{found[key]:.0f}" for key in ("cpu_ms", "cpu_ms_devices", "wall_ms", "device_peak_mb", "server_peak_mb")
+        ]
+        lines.append(f"| {words} | {' | '.join(whole)} | {found['written_bytes'] / 1e6:.1f} | {found['syncs']:.0f} |")
+    heads = ("mask", "CPU, Flower with torch", "with numpy", "a device's memory, with torch", "with numpy")
+    lines += ["", f"| Shoal / {' | '.join(heads)} |".replace("Shoal / mask", "Shoal's mask"), "|---|---|---|---|---|"]
+    for one in kept:
+        ratios = [
+            f"{one['ratios'][name][key]:.2f}"
+            for key in ("cpu_ms", "device_peak_mb")
+            for name in ("flower-torch", "flower-numpy")
+        ]
+        lines.append(f"| `{one['mode']}` | {' | '.join(ratios)} |")
+    lines += ["", "| Shoal's CPU ms by part | training | mask | seal | rest |", "|---|---|---|---|---|"]
+    for one in kept:
+        shares = [f"{one['parts'][name]:.0f}" for name in ("training", "mask", "seal", "rest")]
+        lines.append(f"| `{one['mode']}` | {' | '.join(shares)} |")
+    return "\n".join(lines)
+
+
 def pages() -> dict[Path, str]:
     """Return the pages with their tables as the kept results give them."""
     found = {path: path.read_text() for path in (PAGE, CHOICE_PAGE, POISON_PAGE, LOADS_PAGE, ZOO_PAGE)}
@@ -116,6 +151,7 @@ def pages() -> dict[Path, str]:
     for path, (begin, end), table in (
         (PAGE, PAPERS, papers()),
         (PAGE, WILD, kinds_table(wild)),
+        (PAGE, ROUND, rounds()),
         (CHOICE_PAGE, CHOICE, choice_table(wild)),
         (POISON_PAGE, POISON, poison_page.block()),
         (LOADS_PAGE, LOADS, load_table.block()),
