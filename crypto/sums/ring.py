@@ -74,7 +74,8 @@ def fixed(update: Float32Vector, unit: float, most: int) -> Words:
 def short(update: Float32Vector, unit: float, most: int) -> Words:
     """Return a masked update as fixed-point numbers of `SHORT_BITS` bits with their sign extended, (d,) uint32.
 
-    An update with a coordinate that is too large is scaled down as a whole.
+    An update with a coordinate that is too large is scaled down as a whole. One whose root mean square is below one step is
+    scaled up to it, so that no choice of the step leaves the sum to longer updates.
 
     Args:
         update: (d,) float32.
@@ -82,17 +83,13 @@ def short(update: Float32Vector, unit: float, most: int) -> Words:
         most: most updates in a sum.
 
     Raises:
-        IntegrityError: a coordinate is not finite, or the root mean square is below one step, so that rounding would leave little
-            of the update: its sum with longer ones would show those.
+        IntegrityError: a coordinate is not finite.
     """
-    rms, largest = float(np.linalg.norm(update)) / math.sqrt(len(update)), largest_of(most, SHORT_BITS)
-    if not unit <= rms < math.inf:
-        raise IntegrityError(
-            f"an update of root mean square {rms:.3g} can't be added up in steps of {unit:.3g}",
-            hint="the device learns much less than others, or one of them sends false figures; float32 has smaller steps",
-        )
-    scale = min(1.0, largest * unit / float(max(update.max(), -update.min())))
-    words: Words = np.rint(update * np.float32(scale / unit)).astype(np.int32).view(np.uint32)
+    rms, peak = float(np.linalg.norm(update)) / math.sqrt(len(update)), float(max(update.max(), -update.min()))
+    if not rms < math.inf:
+        raise IntegrityError("the update holds NaN or infinities", hint="local training diverged: lower the step size")
+    factor = min(1 / min(unit, rms), largest_of(most, SHORT_BITS) / peak) if rms else 0.0
+    words: Words = np.rint(np.multiply(update, factor, dtype=np.float64)).astype(np.int32).view(np.uint32)
     return words
 
 

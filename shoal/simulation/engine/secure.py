@@ -7,7 +7,6 @@ those of the ring.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,8 +87,6 @@ class SecureRounds:
         """Return the stand-ins of a round's updates; those in no sum are left out."""
         # As devices do: the choice would be the sign of a margin.
         given = [dataclasses.replace(u, model=plan.assignments[u.device].scored[0]) if u.margins else u for u in given]
-        # A device whose update is lost in such steps declines: see `crypto.sums.ring.short`.
-        given = [u for u in given if u.vector is None or u.norm >= self._unit * math.sqrt(len(u.row))]
         run, ids = self._run, {u.device: sha256(u.device.encode()) for u in given}
         nonce = sha256(b"".join(sorted(ids.values())) + len(self._recent).to_bytes(4, "big"))
         self._given, self._looked, self._nonce = {u.device: u for u in given}, {}, nonce

@@ -100,6 +100,19 @@ def test_ifca_finds_the_groups(tmp_path, stages):
         assert same_partition(fleet.records()[-1]["clusters"], truth_of(8, 2))
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_fleet_that_has_learned_all(tmp_path, stages, precision):
+    """Updates become a thousand times shorter from one round to the next, most of them nothing: no sum counts as spoilt."""
+    data = grouped_data(8, inputs=3000, n=14)
+    stage = stages(tmp_path / "stage", 8)
+    options = {"mode": "rotation", "min_contributors": 3, "rounds": 6, "precision_up": precision}
+    with make_fleet(tmp_path, data, bundle=logistic_bundle(3000, CLASSES), stage=stage, **options) as fleet:
+        fleet.run(200)
+        assert fleet.finished
+        assert not [e for r in fleet.records() for e in r["events"] if e["kind"] in ("spoilt", "group-left-out")]
+        assert all(r["contributed"] == 8 for r in fleet.records()[:6])
+
+
 def test_device_in_other_steps_is_left_out(tmp_path, stages, monkeypatch):
     """An aggregator announces smaller steps to one device, so that its update would be most of the sum: it is not opened."""
     true, victim = edge_client.learning.update.carry_out, min(grouped_data(8))

@@ -104,11 +104,23 @@ def test_longer_update_is_scaled_down():
     assert np.corrcoef(words, update)[0, 1] > 0.9999
 
 
-@pytest.mark.parametrize("factor", [0.9, np.nan, np.inf])
-def test_update_that_steps_would_hide(factor):
-    update = (factor * np.ones(100)).astype(np.float32)
-    with pytest.raises(IntegrityError, match="can't be added up in steps of 1"):
-        short(update, 1.0, 64)
+@pytest.mark.parametrize("rms", [0.9, 1e-6, 1e-15])
+def test_short_update_is_scaled_up(rms):
+    """Steps that are larger than an update would leave the sum to longer ones."""
+    update = np.random.default_rng(3).normal(size=5000).astype(np.float32) * np.float32(rms)
+    words = short(update, 1.0, 64).view(np.int32)
+    assert 0.9 < np.sqrt(np.mean(words.astype(float) ** 2)) < 1.2
+    assert np.corrcoef(words, update.astype(np.float64))[0, 1] > 0.9
+
+
+def test_no_update_stays_none():
+    assert not short(np.zeros(100, np.float32), 1.0, 64).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_short_update_that_is_none(value):
+    with pytest.raises(IntegrityError, match="NaN or infinities"):
+        short(np.array([1, value], np.float32), 1.0, 64)
 
 
 def test_short_mean_is_close():
