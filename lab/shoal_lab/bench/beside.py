@@ -111,7 +111,7 @@ def measure(
     devices; wall milliseconds; the largest memory of a device and of the server in MB of 2^20 bytes; bytes that the kernel was
     given for a disk; syncs. ``medians`` has the median of each over the pairs, ``ratios`` the median of Shoal's figure divided by
     the other's in the same pair. ``parts`` has Shoal's CPU milliseconds by part: mask, seal and training as measured alone, and
-    the rest: the interpreter, MQTT, threads, files, the aggregator's mean and the broker.
+    the rest: the interpreter, MQTT, threads, files, the aggregator's mean and the broker. ``history`` has a row for each pair.
 
     Args:
         devices: number of device processes.
@@ -153,7 +153,8 @@ def measure(
         "mode": mode,
         "model_bytes": origins[0].nbytes,
         "parts": parts | {"rest": found["medians"]["shoal"]["cpu_ms"] - sum(parts.values())},
-        "pairs": rows,
+        "pairs": pairs,
+        "history": [{f"{n} {key}": one[n][key] for n in systems for key in one[n]} for one in rows],
     }
 
 
@@ -254,7 +255,7 @@ def words(data: Mapping[str, Any]) -> list[str]:
         return f"{name:22}" + "".join(f"{found[key]:15.4g}" if key in found else f"{'-':>15}" for key in FIGURES)
 
     return [
-        f"{counted(len(data['pairs']), 'pair')} of {data['rounds']} warm rounds, {counted(data['devices'], 'device')}, model of "
+        f"{counted(data['pairs'], 'pair')} of {data['rounds']} warm rounds, {counted(data['devices'], 'device')}, model of "
         f"{data['model_bytes']} bytes, mask {mask_words(data['mode'])}, beside {data['beside']}",
         f"{'a round, median':22}" + "".join(f"{head:>15}" for head in FIGURES.values()),
         *(line(name, found) for name, found in data["medians"].items()),

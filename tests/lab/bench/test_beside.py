@@ -109,6 +109,7 @@ def test_pairs_are_measured_in_turn(tmp_path, monkeypatch):
     assert data["ratios"]["flower-torch"]["cpu_ms"] == pytest.approx((3 + 330 / 90) / 2)
     assert data["ratios"]["flower-numpy"] == {"cpu_ms": 5.75}
     assert data["medians"]["shoal"] == {"cpu_ms": 315.0, "written_bytes": 265.0}
+    assert data["history"][1]["flower-numpy cpu_ms"] == 60.0
     assert data["parts"] == {"training": 20.0, "mask": 12.0, "seal": 10.0, "rest": 273.0}
     text = beside.words(data)
     assert "2 pairs of 20 warm rounds, 2 devices" in text[0]
