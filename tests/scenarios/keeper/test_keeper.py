@@ -195,6 +195,22 @@ def test_round_waits_for_the_keeper(tmp_path, stages):
         assert fleet.finished
 
 
+def test_device_is_off_once_acknowledged(tmp_path, stages, sums):
+    """Half of the devices are switched off right after their acknowledgements: the sum has their updates."""
+    with fleet_of(tmp_path, stages, quorum=0.5) as fleet:
+        fleet.kill_keeper()
+        with pytest.raises(LoopbackError, match="waits for the keeper"):
+            fleet.run(30)
+        for name in sorted(fleet.stage.devices)[:4]:
+            fleet.kill_device(name)
+        fleet.revive_keeper()
+        fleet.run_until(lambda: fleet.closed() >= 2, 300)
+        (made, opened), (first, second) = sums, fleet.records()[:2]
+        assert opened[0][0] == first["contributed"] == 8
+        assert (sum(made[at] for at in range(8)) == opened[0][1]).all()
+        assert second["contributed"] <= 4
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_owner_stops_a_run_without_keeper(tmp_path, stages, restarted):
     """`run stop --now` needs no keeper: the open round changes nothing, and all end with the models of the one before."""
