@@ -22,7 +22,7 @@ WORD_BYTES: Final = 4
 LARGEST_SUM: Final = (1 << 31) - 1
 """Largest sum of fixed-point numbers of 32 bits, either sign."""
 SHORT_BITS: Final = 16
-"""Bits of a fixed-point number in a run of short updates, from its second round on."""
+"""Bits of a fixed-point number of `short`."""
 SPREAD: Final = 8.0
 """Largest coordinate of a rotated update, in root mean squares: a normal one is longer once in 10^15 times."""
 _BLOCK: Final = 1 << 15

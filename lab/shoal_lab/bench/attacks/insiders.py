@@ -41,7 +41,10 @@ def learned(lab: Lab) -> Any:
     """Return a classifier of answers by tensor, from spikes at known places in the attacker's own copy."""
     at = of_each(lab.layers, lab.rng("probing, own"), 2 * PER_LAYER)
     own = lab.pick("probing, own", SAMPLES, lab.public)
-    answers = lambda: np.array([signs(*answer(lab, lab.origin + spiked(lab.length, i), own), i) for i in at])  # noqa: E731
+
+    def answers() -> NDArray[np.float64]:
+        return np.array([signs(*answer(lab, lab.origin + spiked(lab.length, i), own), i) for i in at])
+
     return forest(lab, "probing learned", at, answers)
 
 
