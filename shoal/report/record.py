@@ -31,9 +31,9 @@ LINES: Final = ".jsonl"
 """Ending of a file with a compact line a run."""
 HISTORY: Final = "history"
 MOST_POINTS: Final = 20
-"""Points of a history in such a line."""
+"""Points of a history, and of a line of a panel, in such a line."""
 DIGITS: Final = 4
-"""Significant digits of a history's figures in such a line."""
+"""Significant digits of these figures in such a line."""
 
 
 def check_place(path: Path, option: str) -> None:
@@ -117,7 +117,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
-            document = _changed(json.loads(line), _rows)
+            document = _changed(json.loads(line), {HISTORY: _rows})
             key_of(document)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise IntegrityError(f"line {number} of {file} is not a saved run", hint="remove the line") from error
@@ -139,20 +139,39 @@ def key_of(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def compact(value: Any) -> Any:
-    """Return JSON data with each history as columns of MOST_POINTS points at most, first and last among them, rounded."""
-    return _changed(value, _columns)
+    """Return JSON data with each history as columns, rounded, of MOST_POINTS points at most, first and last among them.
+
+    The lines of panels are thinned likewise; dots all stay.
+    """
+    return _changed(value, {HISTORY: _columns, "panels": _panels})
 
 
-def _changed(value: Any, history: Callable[[Any], Any]) -> Any:
+def _changed(value: Any, by_key: Mapping[str, Callable[[Any], Any]]) -> Any:
     if isinstance(value, Mapping):
-        return {key: history(one) if key == HISTORY else _changed(one, history) for key, one in value.items()}
-    return [_changed(one, history) for one in value] if isinstance(value, list) else value
+        return {key: by_key[key](one) if key in by_key else _changed(one, by_key) for key, one in value.items()}
+    return [_changed(one, by_key) for one in value] if isinstance(value, list) else value
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    step = max(1.0, (len(rows) - 1) / (MOST_POINTS - 1))
-    chosen = [rows[round(i * step)] for i in range(min(len(rows), MOST_POINTS))]
-    return {name: [_rounded(row.get(name)) for row in chosen] for name in {n: 0 for r in rows for n in r}}
+    return {name: [_rounded(row.get(name)) for row in _chosen(rows)] for name in {n: 0 for r in rows for n in r}}
+
+
+def _panels(panels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **panel,
+            "lines": [
+                {**line} | {xy: _rounded(line[xy] if line.get("dots") else _chosen(line[xy])) for xy in "xy"}
+                for line in panel["lines"]
+            ],
+        }
+        for panel in panels
+    ]
+
+
+def _chosen(points: Sequence[Any]) -> list[Any]:
+    step = max(1.0, (len(points) - 1) / (MOST_POINTS - 1))
+    return [points[round(i * step)] for i in range(min(len(points), MOST_POINTS))]
 
 
 def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -84,6 +84,15 @@ def test_line_has_a_thinned_history(tmp_path, count):
     assert [row["round"] for row in kept["history"]][-1:] == [count][:count]
 
 
+def test_line_has_thinned_panels(tmp_path):
+    """The lines of a panel are thinned and rounded, and its dots all stay."""
+    lines = [{"label": str(dots), "x": [*range(1000)], "y": [1 / 7] * 1000, "dots": dots} for dots in (False, True)]
+    record.save(tmp_path / "toys.jsonl", {"panels": [{"title": "one", "lines": lines}]}, command=["x"])
+    ((path, points),) = (panel["lines"] for panel in record.read_lines(tmp_path / "toys.jsonl")[0]["data"]["panels"])
+    assert (len(path["x"]), path["x"][0], path["x"][-1], path["y"]) == (record.MOST_POINTS, 0, 999, [0.1429] * 20)
+    assert points == {**lines[1], "y": [0.1429] * 1000}
+
+
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", "3", '{"command": ["x"], "data": {"history": 3}}'])
 def test_damaged_line_loses_nothing(tmp_path, line):
     """A damaged line is named and nothing is lost."""
