@@ -258,10 +258,9 @@ class _Builder:
         self.version = "" if live is None else live.version
         self.heard = {} if live is None else live.devices
         self.served = self.live.run if self.live is not None and facts.running else None
-        lost_s = None if self.connection is None else self.connection.lost_s
-        self.lost_s = None
+        self.lost_s, self.back_s = None, facts.now_s
         if self.watched and self.connection is not None and facts.now_s - self.connection.since_s < RETURN_S:
-            self.lost_s = lost_s
+            self.lost_s, self.back_s = self.connection.lost_s, self.connection.since_s
         self.skew_s = self._skew()
 
     def status(self) -> FleetStatus:
@@ -415,7 +414,9 @@ class _Builder:
             return f"offline: its {DECLINE_REASONS[DeclineReason.DISK]}", DECLINE_HINTS[DeclineReason.DISK]
         if heard.last_seen_s is None and heard.online is None:
             return "has not connected yet", "start it: shoal-edge run DIR --data FILE"
-        if self.lost_s is not None and (heard.since_s is None or heard.since_s >= self.lost_s - LOST_WITH_S):
+        # A device that was heard since the connection came back has left by itself.
+        lost = self.lost_s is not None and (heard.since_s is None or heard.since_s >= self.lost_s - LOST_WITH_S)
+        if lost and (heard.last_seen_s or 0) < self.back_s:
             return "not back yet since the broker was away", f"wait: devices connect again within {RETURN_S} s"
         return "offline", OFFLINE_HINT
 

@@ -124,6 +124,16 @@ def test_devices_have_time_to_return():
     assert device(later).reason == "offline"
 
 
+def test_device_back_and_off_again_is_off():
+    """After the broker's return a device that was heard again and then left has left by itself: nobody waits for it."""
+    back = ConnectionFacts(broker=UP.broker, connected=True, since_s=NOW - 20, lost_s=NOW - 60)
+    left = dataclasses.replace(HERE, online=False, since_s=NOW - 5, last_seen_s=NOW - 15)
+    silent = dataclasses.replace(left, last_seen_s=NOW - 70)
+    built = status(live(connection=back, devices={"dev-2": left, "dev-3": silent}))
+    assert (device(built).reason, device(built).advice) == ("offline", record.OFFLINE_HINT)
+    assert device(built, "dev-3").reason == "not back yet since the broker was away", "its will came late"
+
+
 def test_passed_deadline_says_what_to_do():
     """A deadline that passed with too few says what to do."""
     late = dataclasses.replace(
