@@ -147,7 +147,7 @@ class StandingOrders:
             return turn, f"all of its {counted(schedule.count, 'run')} have begun", None
         if now_s > schedule.until_s:
             return turn, "its time is over", None
-        if not self._is_current(plan):
+        if plan.key_version != self._membership.roster.keys_since:
             return turn, "the owner has drawn new keys and not signed the order under them", None
         if not turn:
             # Devices that are there would name an earlier run of the order, if another aggregator had begun one.
@@ -165,10 +165,6 @@ class StandingOrders:
         facts = self._watch.devices.devices
         ended = {d for d, held in self._held(plan, schedule).items() if over and held.run == over[-1]}
         return tuple(d for d in sorted(ended) if 0 < (facts[d].model_run or 0) < over[-1])[:MOST_NAMES]
-
-    def _is_current(self, plan: RunPlan) -> bool:
-        """Return whether the owner has signed the order under the newest keys."""
-        return plan.key_version == self._membership.roster.keys_since
 
     def _start_of(
         self, plan: RunPlan, schedule: Schedule, held: dict[str, ModelsHeld], needed: int

@@ -13,7 +13,7 @@ from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, TrainerComm
 from edge_client.learning.reading import Reading
 from shoal.errors import NotEnrolledError, UsageError
 from shoal.util.config import Layers, read
-from shoal.util.console import add_version, note, run_program, say, say_json, say_result
+from shoal.util.console import add_version, note, run_program, say_result
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.progress import working
@@ -219,13 +219,13 @@ def predict(
     with working("computing the answers"):
         outputs = ask(data, node=node, ensemble=ensemble, reading=reading)
     _note_unfinished(live, chosen.live, chosen.own)
-    if json:
-        answers = "probabilities" if probabilities else "predictions"
-        named = {"labels": list(labels)} if labels else {}
-        say_json({answers: outputs.tolist(), **named, **chosen.document(node, ensemble=ensemble)})
-        return
-    for row in outputs.reshape(len(outputs), -1):
-        say(" ".join(labels[v] if labels and not probabilities else f"{v:g}" for v in row.tolist()))
+    answers, names = ("probabilities", ()) if probabilities else ("predictions", labels)
+    listed = {"labels": list(labels)} if labels else {}
+    say_result(
+        {answers: outputs.tolist(), **listed, **chosen.document(node, ensemble=ensemble)},
+        *(" ".join(names[v] if names else f"{v:g}" for v in row.tolist()) for row in outputs.reshape(len(outputs), -1)),
+        as_json=json,
+    )
 
 
 @app.command()

@@ -627,16 +627,12 @@ class DeviceRuntime:
     # ----------------------------------------------------------------------------------------------------------- run
 
     def _open_run(self, package: memoryview) -> None:
-        def begun() -> Run | None:
-            return self._following.begun(package, self._run, self.session.round.mark.run, self._check_turn)
-
-        if self._takes(package, begun):
+        check = partial(check_turn, rested_s=self._rest.seconds(self._now_s), now_s=int(self._clock_s()))
+        least = self.session.round.mark.run
+        if self._takes(package, lambda: self._following.begun(package, self._run, least, check)):
             self._keep_run(package)
         elif self._following.late is not None:
             self._tell(io.RunNeedsCheckpoint(self._following.late.plan))
-
-    def _check_turn(self, plan: RunPlan) -> None:
-        check_turn(plan, rested_s=self._rest.seconds(self._now_s), now_s=int(self._clock_s()))
 
     def _begin_late(self, model: io.ModelTransfer) -> None:
         """Begin a run with a checkpoint, on a device that could not open the run package."""

@@ -16,7 +16,7 @@ from shoal.errors import ConfigError, IntegrityError, NotReadyError, reason_of
 from shoal.limits import LOW_DISK_BYTES
 from shoal.membership.roster import expiry_of
 from shoal.util.console import counted, second
-from shoal.util.files import in_use
+from shoal.util.files import free_bytes, in_use
 
 MOST_SHOWN: Final = 12
 """Most classes for which `evaluate` prints a table; `--json` has it for more."""
@@ -44,7 +44,7 @@ def status(directory: Path, *, check: bool) -> dict[str, Any]:
         "fleet": member.fleet,
         "fingerprint": fingerprint(member.identity.member),
         "roster": member.roster.sequence,
-        "disk_free_bytes": files.free_bytes(),
+        "disk_free_bytes": free_bytes(files.directory),
         **liveness,
         **figures,
         **_personal(directory),
@@ -113,7 +113,7 @@ def _disk_error(files: DeviceState) -> dict[str, str]:
     trouble = files.load_trouble()
     if trouble is not None:
         return {"stage": "stopped", "stopped_at": trouble["at"], "error": trouble["error"], "hint": trouble["hint"]}
-    free = files.free_bytes()
+    free = free_bytes(files.directory)
     if free >= LOW_DISK_BYTES:
         return {}
     return {

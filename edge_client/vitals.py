@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.protocol.messages import FULL_PERCENT, Vitals
-from shoal.util.files import free_bytes
+from shoal.util.files import free_bytes_of
 
 EVERY_S: Final = 600.0
 """Interval at which a device reports its vitals. Each report is one message of some 400 bytes."""
@@ -35,7 +35,7 @@ def measure(directory: Path, root: Path = Path("/")) -> Vitals:
     percent, charging = _battery(root / "sys/class/power_supply")
     return Vitals(
         uptime_s=_uptime_s(root / "proc/uptime"),
-        disk_free_bytes=_disk_free(directory),
+        disk_free_bytes=free_bytes_of(directory),
         memory_bytes=memory.get("MemTotal"),
         memory_free_bytes=memory.get("MemAvailable"),
         load=_load(root / "proc/loadavg"),
@@ -61,13 +61,6 @@ def _uptime_s(path: Path) -> int | None:
 def _load(path: Path) -> float | None:
     found = re.match(r"\d+(\.\d+)?", _text(path))
     return float(found[0]) if found else None
-
-
-def _disk_free(directory: Path) -> int | None:
-    try:
-        return free_bytes(directory)
-    except OSError:
-        return None
 
 
 def _temperatures(folder: Path) -> Iterator[float]:

@@ -35,11 +35,11 @@ def init(
 @app.command()
 def join(directory: Directory, grant: GrantFile, owner: OwnerPrint, json: AsJson = False) -> None:
     """Accept the owner's grant."""
-    from aggregator.keeper import daemon
+    from aggregator.shards import membership
 
     data = grant.read_bytes()
     with named(grant, "shoal-fleet add-keeper prints the path of the grant"):
-        member = daemon.join(directory, data, owner)
+        member = membership.join(directory, data, owner)
     say_result({"fleet": member.fleet, "keeper": member.identity.name}, f"joined fleet {member.fleet}", as_json=json)
     note(f"next: shoal-keeper serve {directory}; the owner names it: run start --keeper {member.identity.name}")
 

@@ -30,11 +30,6 @@ def init(directory: Path, name: str) -> Path:
     return card
 
 
-def join(directory: Path, grant_file: bytes, owner_fingerprint: str) -> WorkerMembership:
-    """Accept the owner's grant and return the membership."""
-    return membership.join(directory, grant_file, owner_fingerprint)
-
-
 def diagnose(config: AggregatorConfig) -> list[Check]:
     """Return the checks of a keeper; its program may be running."""
     try:

@@ -56,11 +56,6 @@ class KeeperService:
         self._chunks = Reassembler()
         self._refusals = Refusals(LOG)
 
-    def start(self) -> None:
-        """Subscribe, and say that the keeper is there."""
-        self.subscribe()
-        self._tell_presence()
-
     def subscribe(self) -> None:
         """Subscribe to the owner's keys, the roster and the aggregator's requests."""
         self._grants.subscribe(self._transport)
@@ -68,8 +63,7 @@ class KeeperService:
         self._transport.subscribe(self._topics.filter(TopicKind.JOB, self._membership.identity.name))
 
     def _tell_presence(self) -> None:
-        topic, payload = presence_of(self._membership, self._birth, online=True)
-        self._transport.publish(topic, payload, retain=True)
+        self._transport.publish(*presence_of(self._membership, self._birth, online=True), retain=True)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport; a message that is refused is logged and changes nothing else."""

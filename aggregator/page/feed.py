@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregator.status.record import SILENT_S, Facts, FleetStatus, build
-from aggregator.status.stored import free_bytes_of, stored_run
+from aggregator.status.stored import stored_run
 from aggregator.storage.store import read_plan, take_records
 from shoal.errors import ShoalError, reason_of
 from shoal.page.history import Record, RunHistory, Totals
@@ -28,6 +28,7 @@ from shoal.page.page import MOST_RUNS
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPlan
 from shoal.util.console import second
+from shoal.util.files import free_bytes_of
 
 LOG = logging.getLogger("shoal.aggregator")
 UPDATE_S: Final = 1.0

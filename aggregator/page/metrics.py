@@ -43,10 +43,6 @@ class FleetCollector(Collector):
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
-    def describe(self) -> list[Metric]:
-        """Return no descriptions: they would need a snapshot before the first one is there."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; only the version before the loop has published anything."""
         yield InfoMetricFamily("shoal_aggregator", "The aggregator's software.", {"version": VERSION})

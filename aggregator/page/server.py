@@ -100,7 +100,7 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 f"can't listen on {access.listen}: {reason}",
                 hint="another program may use it: give another port to --http",
             ) from error
-        self._thread = threading.Thread(target=self._serve, name="fleet-page", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="fleet-page", daemon=True)
 
     @property
     def port(self) -> int:
@@ -123,9 +123,6 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown()
             self._thread.join()
         self.server_close()
-
-    def _serve(self) -> None:
-        self.serve_forever(poll_interval=POLL_S)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, unless there are too many."""

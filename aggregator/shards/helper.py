@@ -97,8 +97,7 @@ class HelperDaemon(ABC):
 
     def tell_presence(self, *, online: bool) -> None:
         """Publish whether this party is there."""
-        topic, payload = presence_of(self.membership, self.birth, online=online)
-        self.transport.publish(topic, payload, retain=True)
+        self.transport.publish(*presence_of(self.membership, self.birth, online=online), retain=True)
 
     def _take(self, event: TransportEvent | Callable[[], None] | None) -> None:
         if event is None:

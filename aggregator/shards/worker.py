@@ -149,8 +149,7 @@ class WorkerService:
 
     def tell_presence(self) -> None:
         """Publish that the worker is online; the coordinator answers with its newest order."""
-        topic, payload = presence_of(self._membership, self._birth, online=True)
-        self._transport.publish(topic, payload, retain=True)
+        self._transport.publish(*presence_of(self._membership, self._birth, online=True), retain=True)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Handle one event of the transport; a message that is refused is logged and changes nothing else."""

@@ -170,10 +170,9 @@ def decoded(kind: type[D], data: bytes | memoryview) -> D:
         WireError: the document is not a ``kind``.
     """
     try:
-        page = decode_state(kind, json.loads(bytes(data)), mixed=True)
+        cleaned: D = _clean(decode_state(kind, json.loads(bytes(data)), mixed=True))
     except (ValueError, RecursionError, DocumentError) as error:
         raise WireError(f"the aggregator's answer is malformed: {error}") from error
-    cleaned: D = _clean(page)
     return cleaned
 
 

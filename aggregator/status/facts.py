@@ -200,7 +200,6 @@ class LiveFacts:
     Attributes:
         version: of the daemon's software.
         wire: the wire version that it speaks.
-        started_at_s: start of the daemon.
         ended_at_s: end of the daemon; None while it runs, and if it was killed.
         error, hint: the error that ended it, and its hint; empty if it was asked to end.
         alive_at_s: time at which it last showed that it is alive; the file's own time says so, not the text in it.
@@ -211,7 +210,6 @@ class LiveFacts:
 
     version: str
     wire: int | None = None
-    started_at_s: int
     connection: ConnectionFacts
     devices: Mapping[str, DeviceStatus] = field(default_factory=dict)
     run: RunStatus | None = None

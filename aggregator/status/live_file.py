@@ -65,7 +65,6 @@ class LiveFile:
     def __init__(self, directory: Path, watch: FleetWatch) -> None:
         self._path = directory / LIVE_FILE
         self._watch = watch
-        self._started_at_s = int(watch.clock())
         self._written: LiveFacts | None = None
         self._looked_s = self._alive_s = -math.inf
         self._failed = False
@@ -111,7 +110,6 @@ class LiveFile:
         return LiveFacts(
             version=VERSION,
             wire=WIRE,
-            started_at_s=self._started_at_s,
             connection=self._watch.connection.facts,
             devices=self._watch.devices.devices,
             run=run,

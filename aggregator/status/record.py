@@ -14,7 +14,7 @@ Example: a device that was killed.
     >>> from aggregator.status.record import Facts, build
     >>> up = ConnectionFacts(broker="mqtt://reef:1883", connected=True, since_s=1000)
     >>> gone = {"dev-1": DeviceStatus(name="dev-1", online=False, since_s=5000, last_seen_s=4990)}
-    >>> live = LiveFacts(version="0.1.0", started_at_s=990, connection=up, devices=gone, alive_at_s=5060)
+    >>> live = LiveFacts(version="0.1.0", connection=up, devices=gone, alive_at_s=5060)
     >>> facts = Facts(fleet="reef", running=True, live=live, broker="", active=("dev-1",), now_s=5061)
     >>> build(facts).devices[0].reason, build(facts).devices[0].online
     ('offline', False)
@@ -206,8 +206,7 @@ class FleetStatus:
 
     def document(self) -> dict[str, Any]:
         """Return the record as JSON has it, see `document_of`."""
-        document: dict[str, Any] = document_of(self)
-        return document
+        return dict(document_of(self))
 
 
 def document_of(value: Any) -> Any:
@@ -328,12 +327,10 @@ class _Builder:
         if served.shortage:
             passed = "its deadline has passed, " if served.deadline_passed else ""
             found.append(Problem(f"run {served.run} can't go on: {passed}{served.shortage}", served.advice))
-        for worker in self.workers():
-            if worker.reason:
-                found.append(
-                    Problem(f"{worker.role} {worker.name} is not connected: the round waits for it", worker.advice)
-                )
-        return found
+        waited_for = [worker for worker in self.workers() if worker.reason]
+        return found + [
+            Problem(f"{w.role} {w.name} is not connected: the round waits for it", w.advice) for w in waited_for
+        ]
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         return () if self.served is None else tuple(map(self._worker, self.served.workers))

@@ -33,7 +33,7 @@ from aggregator.strategies.base import STANDS_APART
 from shoal.address import in_words
 from shoal.errors import IntegrityError, NotReadyError, ShoalError
 from shoal.util.console import mask_words, second
-from shoal.util.files import free_bytes, in_use
+from shoal.util.files import free_bytes_of, in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,14 +283,6 @@ def stored_run(
         wire=plan.wire,
         losses={int(cluster): loss for cluster, loss in losses.items()},  # JSON has text where the record has numbers
     )
-
-
-def free_bytes_of(directory: Path) -> int | None:
-    """Return the free space for a directory in bytes; None if it can't be read."""
-    try:
-        return free_bytes(directory)
-    except OSError:
-        return None
 
 
 def _chosen(runs: Sequence[StoredRun], served: int | None) -> StoredRun | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.standstill import NAMES_SHOWN, named
@@ -51,8 +52,7 @@ def device_lines(status: FleetStatus) -> list[str]:
     lines += [
         f"  {label}: {sum(bool(d.online) for d in same)} of {len(same)} online" for label, same in labels[:NAMES_SHOWN]
     ]
-    if len(labels) > NAMES_SHOWN:
-        lines.append(f"  and {len(labels) - NAMES_SHOWN} more labels: --json lists all")
+    lines += _more(labels, " labels")
     tested = sorted((d.accuracy, shown(d)) for d in devices if d.accuracy is not None)
     if len(tested) > 1:
         (least, name), (most, _) = tested[0], tested[-1]
@@ -63,21 +63,23 @@ def device_lines(status: FleetStatus) -> list[str]:
     impaired = [d for d in devices if d.reason]
     for device in impaired[:NAMES_SHOWN]:
         lines += [f"  {shown(device)}: {device.reason}{_since(device)}", f"    hint: {device.advice}"]
-    if len(impaired) > NAMES_SHOWN:
-        lines.append(f"  and {len(impaired) - NAMES_SHOWN} more: --json lists all")
+    lines += _more(impaired)
     revoked = [shown(d) for d in status.devices if d.reason == REVOKED]
     partial = [d for d in devices if d.left_out]
     lines += [f"  {shown(d)} leaves out {counted(d.left_out, 'damaged sample')}" for d in partial[:NAMES_SHOWN]]
     lines += ["    hint: `shoal-edge status DIR` there names the first"] if partial else []
-    if len(partial) > NAMES_SHOWN:
-        lines.append(f"  and {len(partial) - NAMES_SHOWN} more leave out some: --json lists all")
+    lines += _more(partial, " leave out some")
     reporting = [d for d in devices if d.vitals is not None]
     lines += [
         f"  {shown(d)} reports {vitals_words(d.vitals, d.vitals_at_s)}" for d in reporting[:NAMES_SHOWN] if d.vitals
     ]
-    if len(reporting) > NAMES_SHOWN:
-        lines.append(f"  and {len(reporting) - NAMES_SHOWN} more report their condition: --json lists all")
+    lines += _more(reporting, " report their condition")
     return [*lines, *([f"revoked: {named(revoked)}"] if revoked else [])]
+
+
+def _more(found: Sized, words: str = "") -> list[str]:
+    left = len(found) - NAMES_SHOWN
+    return [f"  and {left} more{words}: --json lists all"] if left > 0 else []
 
 
 def cluster_lines(status: FleetStatus) -> list[str]:

@@ -613,14 +613,20 @@ def require_one_segment(run: RunPlan) -> None:
 
 
 class Common:
-    """What the built-in strategies begin with: the plan, its settings, a backend and the mean of updates."""
+    """What the built-in strategies begin with: the plan, its settings, a backend, the mean of updates, and looks."""
 
     settings_type: ClassVar[type[StrategySettings]]
     settings: Any
     modes = ORTHOGONAL_MODES
+    look: LookAt | None = None
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         self.run = run
         self.backend = backend or NumpyBackend()
         self.average = average
         self.settings = parse_settings(self.settings_type, run)
+
+    def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
+        """Return the group of each device that has trained alone, by a look: the sum of each is opened in the same round."""
+        alone = [c for c in given if c.phase is Phase.PRETRAIN]
+        return {} if self.look is None or not alone else self.look(alone).labels()

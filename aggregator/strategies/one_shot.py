@@ -17,7 +17,7 @@ under partial participation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,7 +35,6 @@ from aggregator.strategies.base import (
     Common,
     Event,
     Groups,
-    LookAt,
     Outcome,
     RoundPlan,
     StrategySettings,
@@ -133,7 +132,6 @@ class OneShot(Common):
 
     def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
         super().__init__(run, backend, average)
-        self.look: LookAt | None = None
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
         require(run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
@@ -152,11 +150,6 @@ class OneShot(Common):
         """Return the clusters by the products of the models' deltas, (n, n) float64."""
         settings: OneShotSettings = parse_settings(OneShotSettings, run)
         return (Partition(bytes(clustered(gram, settings.k, run).tolist())),)
-
-    def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
-        """Return the cluster of each device that has trained alone, by a look: the sum of each is opened in the same round."""
-        alone = [c for c in given if c.phase is Phase.PRETRAIN]
-        return {} if self.look is None or not alone else self.look(alone).labels()
 
     def init(self, devices: tuple[str, ...]) -> OneShotState:
         """Return the state before round 1, with the clusters of an earlier run if it begins with those."""

@@ -226,22 +226,3 @@ def in_use(directory: Path) -> Chosen | None:
             hint="choose again with: shoal-edge personalise",
         )
     return replace(chosen, trained=replace(chosen.own, theta=np.frombuffer(body, "<f4").astype(np.float32)))
-
-
-def predict(
-    directory: Path, source: Path, *, node: int | None = None, ensemble: bool = False, live: bool = False
-) -> NDArray[Any]:
-    """Return one answer for each sample: the class for classification, the task's outputs for regression.
-
-    Args:
-        directory: the device's.
-        source: samples in any format that training takes; labels may be there and are ignored.
-        node: answer with the model of this node of cfl's tree, which must be on the device's path; None means the model of
-            the device's personal choice.
-        ensemble: answer with the average of the outputs of all models on the path (cfl section V-C).
-        live: as in `choose`.
-
-    Raises:
-        ConfigError: the device does not hold the node's model, or both a node and the ensemble are asked for.
-    """
-    return choose(directory, live=live).predict(source, node=node, ensemble=ensemble)

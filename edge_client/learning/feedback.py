@@ -118,13 +118,13 @@ def residual_for(stored: Residual | None, run_id: bytes, round_: int, wasted: by
         round_: of the job.
         wasted: transfer id of the newest upload that was refused.
     """
-    if stored is None or stored.run_id != run_id or stored.transfer == wasted:
+    if stored is None or stored.head.run_id != run_id or stored.head.transfer == wasted:
         return None
-    return stored if 0 < round_ - stored.round <= RESIDUAL_ROUNDS else None
+    return stored if 0 < round_ - stored.head.round <= RESIDUAL_ROUNDS else None
 
 
 def with_residual(delta: Float32Vector, stored: Residual | None, model: int, phase: int) -> Float32Vector:
     """Return an update (d,) float32 of a model with the residual, if that is of the same model."""
-    if stored is None or stored.model != model or phase not in PHASES or stored.length != len(delta):
+    if stored is None or stored.head.model != model or phase not in PHASES or stored.head.length != len(delta):
         return delta
     return delta + stored.vector()

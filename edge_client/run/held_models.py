@@ -138,6 +138,7 @@ class HeldModels:
         states: the states that it holds.
 
     Attributes:
+        states: those held after the last round that the device took part in.
         contrary: devices that have signed another history than the last announced one, in name order; too few to believe.
     """
 
@@ -145,7 +146,7 @@ class HeldModels:
         self._run = run
         self._membership = membership
         self._store = store
-        self._states = states
+        self.states = states
         self.contrary: tuple[str, ...] = ()
         self._task_bytes = len(run.bundle.to_bytes())
         self._masks: dict[tuple[int, int], dict[str, MaskKey]] = {}
@@ -155,11 +156,6 @@ class HeldModels:
         self._held = RoundModels(0, ())
         self._fetch = _Fetch()
         self._early: dict[str, tuple[bytes, memoryview]] = {}
-
-    @property
-    def states(self) -> ModelStates:
-        """The states held after the last round that the device took part in."""
-        return self._states
 
     @property
     def head(self) -> TranscriptHead | None:
@@ -180,7 +176,7 @@ class HeldModels:
         """
         plan, known = self.plan, self._store.transcript
         offers = known.offers or tuple(Offer(m, StateId(m, 0)) for m in range(plan.without_statistics.origins))
-        held, here = RoundModels(0, offers), {id_: state.theta for id_, state in self._states.held.items()}
+        held, here = RoundModels(0, offers), {id_: state.theta for id_, state in self.states.held.items()}
         models = [offer.model for offer in offers if offer.model not in FOR_ALL]
         if self.left or len(models) > limits.MAX_FOLLOWED_MODELS:
             return None, {}
@@ -213,10 +209,10 @@ class HeldModels:
         self._follow_version(held, announcement.round)
         steps = [retained.step for retained in held.steps]
         wanted = needed_states(held, assignment, self._run.plan) | self._parting(held)
-        digests, roster = self._states.digests(), self._membership.roster
+        digests, roster = self.states.digests(), self._membership.roster
         claims = certifying(self._run.plan, roster, announcement.round, held, self._store.transcript)
         self._certified = CertifiedStates(held.checkpoints, claims, digests, self._run.plan, roster)
-        way = self._compare(self._states.digests(), steps, wanted)
+        way = self._compare(self.states.digests(), steps, wanted)
         useful = {id_ for id_ in way.missing if id_ in self._certified}
         refs = {
             ref.state: ref
@@ -224,7 +220,7 @@ class HeldModels:
             if ref.state in useful and self._store.has_keys(ref.round, ref.key_version)
         }
         if way.missing and refs.keys() >= set(way.missing):
-            in_step = {id_: d for id_, d in self._states.digests().items() if id_ not in way.out_of_step}
+            in_step = {id_: d for id_, d in self.states.digests().items() if id_ not in way.out_of_step}
             then = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
             way = dataclasses.replace(then, out_of_step=way.out_of_step)
             lacking = set(way.missing)
@@ -264,7 +260,7 @@ class HeldModels:
         if held.newest is None:
             return frozenset()
         offered = {offer.at for offer in held.offers}
-        reach, made = set(self._states.held), set[StateId]()
+        reach, made = set(self.states.held), set[StateId]()
         for retained in held.steps:
             for recipe in retained.step.recipes if self._store.has_keys(retained.step.round) else ():
                 if all(term.state in reach for term in recipe.terms):
@@ -279,7 +275,7 @@ class HeldModels:
     def _check_history(self, round_: int, held: RoundModels) -> None:
         """Check that the announcement continues the history that this device and others have seen, and leave the run if not."""
         known, left = self._store.transcript, self.left
-        began = any(state.round == 0 for state in self._states.held)
+        began = any(state.round == 0 for state in self.states.held)
         try:
             self.contrary = check_history(
                 self._run.plan, self._membership.roster, round_, held, known=known, began=began
@@ -436,7 +432,7 @@ class HeldModels:
             # By blocks, since a product of a vector that is not aligned copies it.
             blocks = np.array_split(masked, 1 + len(masked) // BLOCK)
             norm = float(np.sqrt(sum(float(np.dot(block, block)) for block in blocks)))
-        model_norm = max((state.norm for state in self._states.held.values()), default=0.0)
+        model_norm = max((state.norm for state in self.states.held.values()), default=0.0)
         plan = self._run.plan
         announced = next(kept.step.limit for kept in self._held.steps if kept.step.round == round_)
         limit = mean_limit(announced, self._store.longest, model_norm, plan)
@@ -498,14 +494,14 @@ class HeldModels:
             StorageError: as `store`.
         """
         held, way = announcement.held, self._way
-        in_step = self._states.keep(self._states.held.keys() - set(way.out_of_step))
+        in_step = self.states.keep(self.states.held.keys() - set(way.out_of_step))
         states = in_step.with_states(self._fetch.states.values())
         for step in way.steps:
             needed = [f.ref for f in self._fetch.located.values() if f.round == step.round]
             of_round = {ref.model: self._fetch.means[ref.label] for ref in needed if isinstance(ref, MeanRef)}
             states = states.apply(step, of_round, self._store.peek(step.round), span_of=self._span_of)
         wrong = self._certified.contradicted(states.digests())
-        self._states = states.keep(way.keep - wrong)
+        self.states = states.keep(way.keep - wrong)
         self._fetch = _Fetch(self._fetch.located, used=True)
         # Of a list: another thread may add a mask that it derived ahead of time.
         self._masks = {at: masks for at, masks in list(self._masks.items()) if at[1] >= announcement.round}
@@ -520,7 +516,7 @@ class HeldModels:
         It is that of the model's own devices if the round offers one, or else the fleet's; None if it offers neither.
         """
         at = statistics_of(announcement.held, model)
-        return None if at is None else self._states.held[at]
+        return None if at is None else self.states.held[at]
 
     def store(self, announcement: Announcement) -> None:
         """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
@@ -532,10 +528,10 @@ class HeldModels:
         transcript = Transcript(round_, announcement.held.transcript, announcement.held.offers)
         self._certify()
         self._store.commit(
-            self._states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
+            self.states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
         )
         offers = () if announcement.finished else announcement.held.offers
-        self._states = self._store.at_rest(self._states, {offer.at for offer in offers})
+        self.states = self._store.at_rest(self.states, {offer.at for offer in offers})
 
     def _certify(self) -> None:
         """Keep the stored states that the announced statements certify, for a run that begins with them.
@@ -559,7 +555,7 @@ class HeldModels:
         """Return the context of the job; call it after `thetas`."""
         held, round_, member = announcement.held, announcement.round, self._membership
         asked = {model: held.state_of(model) for model in assignment.seal}
-        statement = sign_statement(member.identity, self._states.statement(member.name, round_, held.transcript))
+        statement = sign_statement(member.identity, self.states.statement(member.name, round_, held.transcript))
         keys = self._store.peek(round_)
         return RoundContext(
             keys=keys,
@@ -567,12 +563,12 @@ class HeldModels:
             derive_mask=lambda: self._mask_of(keys, assignment.candidates[0]),
             key_id=self._mask_id(keys),
             statement=statement,
-            to_seal={m: self._states.held[at] for m, at in asked.items() if at is not None and at in self._states.held},
+            to_seal={m: self.states.held[at] for m, at in asked.items() if at is not None and at in self.states.held},
             task=self._run.bundle.to_bytes() if assignment.seal else b"",
         )
 
     def _theta(self, held: RoundModels, model: int) -> Float32Vector:
-        return assembled(self._run.plan, held, model, {id_: state.theta for id_, state in self._states.held.items()})
+        return assembled(self._run.plan, held, model, {id_: state.theta for id_, state in self.states.held.items()})
 
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))

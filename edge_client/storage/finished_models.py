@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.checked_files import make_folder, read_checked, verified, write_checked
-from edge_client.storage.state import DeviceState, OwnModel, model_bytes, parse_model
+from edge_client.storage.state import OwnModel, model_bytes, parse_model
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U8, U16, U32, U64, Fixed16, Fixed32, encode, message
 from shoal.types import DIGEST_BYTES
 from shoal.util.console import second
-from shoal.util.files import exclusive, read_if_there, read_private, sync_directory, write_atomic
+from shoal.util.files import exclusive, free_bytes, read_if_there, read_private, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import ModelChoice
@@ -455,7 +455,7 @@ class FinishedModels:
         """
         pieces = encode(choice), b"" if theta is None else theta.astype("<f4").tobytes()
         size = sum(map(len, pieces)) + DIGEST_BYTES
-        free = DeviceState(self._device).free_bytes()
+        free = free_bytes(self._device)
         if free < size + LOW_DISK_BYTES:
             raise StorageError(
                 f"{free} bytes are free in {self._device}, too few for a personal model of {size} bytes",

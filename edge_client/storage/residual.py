@@ -38,20 +38,15 @@ class Residual:
     """The residual of one upload.
 
     Attributes:
-        run_id, round, model, transfer: those of the upload.
-        length: d.
+        head: its upload's, and d.
         data: the clear vector, encoded as `STORED`.
     """
 
-    run_id: bytes
-    round: int
-    model: int
-    transfer: bytes
-    length: int
+    head: ResidualHead
     data: bytes
 
     def __repr__(self) -> str:
-        return f"Residual(round={self.round}, model={self.model}, length={self.length})"
+        return f"Residual(round={self.head.round}, model={self.head.model}, length={self.head.length})"
 
     @classmethod
     def of(cls, vector: Float32Vector, *, run_id: bytes, round_: int, model: int, transfer: bytes) -> Residual:
@@ -59,20 +54,17 @@ class Residual:
         from shoal.protocol.precision.codec import encode as encode_vector
 
         data = encode_vector(vector, STORED, _seed(run_id, round_))
-        return cls(run_id, round_, model, transfer, length=len(vector), data=data)
+        return cls(ResidualHead(run_id=run_id, round=round_, model=model, transfer=transfer, length=len(vector)), data)
 
     def vector(self) -> Float32Vector:
         """Return the vector as stored, (d,) float32."""
         from shoal.protocol.precision.codec import decode as decode_vector
 
-        return decode_vector(self.data, self.length, STORED)
+        return decode_vector(self.data, self.head.length, STORED)
 
     def to_bytes(self) -> bytes:
         """Return the residual as it is stored: head, vector, and the SHA-256 of both."""
-        head = ResidualHead(
-            run_id=self.run_id, round=self.round, model=self.model, transfer=self.transfer, length=self.length
-        )
-        plain = encode(head) + self.data
+        plain = encode(self.head) + self.data
         return plain + sha256(plain)
 
 
@@ -93,7 +85,7 @@ def parse_residual(data: bytes | memoryview, transfer: bytes) -> Residual | None
     body, digest = bytes(rest[:size]), bytes(rest[size : size + DIGEST_BYTES])
     if head.transfer != transfer or sha256(encode(head), body) != digest:
         return None
-    return Residual(head.run_id, head.round, head.model, head.transfer, length=head.length, data=body)
+    return Residual(head, body)
 
 
 def _seed(run_id: bytes, round_: int) -> bytes:

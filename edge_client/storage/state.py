@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.storage.pending_upload import PendingUploadFiles
 from shoal.errors import IntegrityError, ShoalError, reason_of
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
-from shoal.util.files import free_bytes, read_private, write_atomic
+from shoal.util.files import read_private, write_atomic
 
 if TYPE_CHECKING:
     from shoal.types import Float32Vector
@@ -203,10 +203,6 @@ class DeviceState:
         """Return the error that stopped the device if its disk was full or failed; None if not, or if it has started since."""
         value = load_json(self.directory / TROUBLE_FILE)
         return None if value is None else {n: str(value.get(n, "")) for n in ("error", "hint", "at")}
-
-    def free_bytes(self) -> int:
-        """Return the free space of the disk that the directory is on."""
-        return free_bytes(self.directory)
 
     def load_status(self) -> dict[str, Any] | None:
         """Return the last figures, or None."""

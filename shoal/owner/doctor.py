@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from aggregator.rounds.standstill import NAMES_SHOWN, named
 from shoal.errors import ShoalError
 from shoal.membership.backup import backup_check
 from shoal.membership.doctor import broker_checks, local_checks, roster_check
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from shoal.owner.enrolment.admission import Registrar
     from shoal.owner.keys.directory import FleetDirectory
-
-NAMES_SHOWN: Final = 5
 
 
 def diagnose(directory: Path) -> list[Check]:
@@ -71,7 +70,7 @@ def _devices(fleet: FleetDirectory) -> Check:
     """Check that each device has an unused key to which secrets can be sealed."""
     exhausted = [name for name in fleet.roster.active() if fleet.receiving.of(name).exhausted]
     if exhausted:
-        detail = f"no unused receiving keys are known of {_named(exhausted)}"
+        detail = f"no unused receiving keys are known of {named(exhausted)}"
         return Check("devices", "warning", detail, f"start them, then shoal-fleet publish {fleet.path}")
     return ok("devices", f"{counted(len(fleet.roster.active()), 'device')} can be sent new secrets")
 
@@ -114,13 +113,8 @@ def _published(fleet: FleetDirectory, registrar: Registrar) -> Check:
 def _requests(fleet: FleetDirectory, registrar: Registrar, complaints: list[str]) -> Check:
     waiting = sorted(request.name for request in registrar.pending.values())
     if waiting:
-        detail = f"{_named(waiting)} wait for approval"
+        detail = f"{named(waiting)} wait for approval"
         return Check("requests", "warning", detail, f"shoal-fleet devices {fleet.path} lists their fingerprints")
     if complaints:
         return Check("requests", "warning", "; ".join(complaints[:NAMES_SHOWN]))
     return ok("requests", "no device waits for approval")
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

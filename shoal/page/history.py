@@ -209,12 +209,12 @@ class RunHistory:
             "closed": self.closed,
             "finished": self.finished,
             "results": [list(pair) for pair in self.results],
-            "points": self._columns(),
+            "points": {name: [_short(p[name]) for p in self._points] for name in COLUMNS},
             "clusters": self._series(self._tree.sizes),
             "tree": self._tree.document(),
             "events": list(self._events),
             "participation": self._participation(clusters),
-            "cosines": [self._of_clusters(c, clusters) for c in self._matrices()],
+            "cosines": [{**c, "clusters": [clusters.get(d) for d in c["devices"]]} for c in self._matrices()],
         }
 
     def _sum_up(self, record: Record) -> None:
@@ -234,9 +234,6 @@ class RunHistory:
             self._every *= 2
             newest = self._points[-1]
             self._points = [p for p in self._points if (p["round"] - 1) % self._every == 0 or p is newest]
-
-    def _columns(self) -> dict[str, list[Any]]:
-        return {name: [_short(p[name]) for p in self._points] for name in COLUMNS}
 
     def _series(self, sizes: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return loss and accuracy over the points for the largest clusters, also of ended ones (0 devices)."""
@@ -284,9 +281,6 @@ class RunHistory:
     def _matrices(self) -> list[dict[str, Any]]:
         newest = self._newest_cosines
         return self._cosines if newest is None or newest in self._cosines else [*self._cosines, newest]
-
-    def _of_clusters(self, cosines: Record, clusters: Mapping[str, int]) -> dict[str, Any]:
-        return {**cosines, "clusters": [clusters.get(device) for device in cosines["devices"]]}
 
 
 def history_of(run: RunHistory, records: Iterable[Record]) -> RunHistory:

@@ -25,6 +25,7 @@ from aggregator.storage.store import read_last_record, read_records, rounds_clos
 from edge_client import membership as enrolment
 from edge_client.storage.state import DeviceState
 from shoal.errors import ShoalError
+from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, with_keeper, write_run
@@ -157,13 +158,13 @@ class Stage(Closing):
         self.workers: tuple[str, ...] = tuple(f"worker-{n}" for n in range(shards)) if shards > 1 else ()
         for name in self.workers:
             card = worker_membership.init(self.worker_dir(name), name)
-            grant = self.fleet.add_worker(card.read_bytes())
+            grant = self.fleet.add_helper(WORKER_ROLE, card.read_bytes())
             worker_membership.join(self.worker_dir(name), grant.read_bytes(), self.fleet.fingerprint)
         self.keeper = keeper
         if keeper:
             card = keeper_daemon.init(self.keeper_dir, keeper)
-            grant = self.fleet.add_keeper(card.read_bytes())
-            keeper_daemon.join(self.keeper_dir, grant.read_bytes(), self.fleet.fingerprint)
+            grant = self.fleet.add_helper(KEEPER_ROLE, card.read_bytes())
+            worker_membership.join(self.keeper_dir, grant.read_bytes(), self.fleet.fingerprint)
         for name in devices:
             self.add_device(name)
 

@@ -131,11 +131,6 @@ class DataDeclaration:
         """The columns of a table that the task takes, in order; each is a plain number if none is declared otherwise."""
         return self.sources or tuple((name,) for name in self.features)
 
-    @property
-    def bounded(self) -> bool:
-        """Whether every feature has bounds."""
-        return bool(self.low)
-
     def class_of(self, name: str) -> int | None:
         """Return the number of the class of that name, in any case if no two labels differ in case alone; None if absent."""
         if name in self.labels:

@@ -219,6 +219,14 @@ def free_bytes(directory: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
+def free_bytes_of(directory: Path) -> int | None:
+    """Return the free space for a directory in bytes; None if it can't be read."""
+    try:
+        return free_bytes(directory)
+    except OSError:
+        return None
+
+
 def open_own(path: Path | str) -> int:
     """Open a private file to read and write in place, and return its descriptor; a missing file is made with mode 0600.
 

@@ -202,7 +202,7 @@ def test_both_access_lists_agree(tmp_path):
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
     owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     for name in broker_config.TEMPLATE_WORKERS:
-        owner.add_worker(workers.init(tmp_path / name, name).read_bytes())
+        owner.add_helper("worker", workers.init(tmp_path / name, name).read_bytes())
     named = acl(owner, ("dev-1",)).replace("user dev-1", "").replace("dev-1", "%u").splitlines()
     template = (ROOT / "deploy/mosquitto/shoal.acl").read_text().replace("pattern", "topic").splitlines()
     rules = ("topic", "user", "pattern")

@@ -28,7 +28,7 @@ with make_fleet(root / "fleet", count=2, rounds=2) as fleet:
 assert [r["contributed"] for r in records] == [2, 2, 2], records
 data = grouped_data(2)[names(2)[0]]
 np.savez(root / "d.npz", x=data.x, y=data.y)
-assert len(inference.predict(folder, root / "d.npz")) == len(data.y)
+assert len(inference.choose(folder).predict(root / "d.npz")) == len(data.y)
 finishing.os.setpriority = lambda *arguments: None
 model, choice = finishing.personalise(EdgeConfig(folder, root / "d.npz"))
 assert model.run == 1, model

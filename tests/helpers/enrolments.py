@@ -81,7 +81,7 @@ class Scene:
     def enrol(self, name):
         """Let a device in; return its membership."""
         asking = self.ask(self.token(), name)
-        self.sit().approve(self.print_of(name), NOW_S)
+        self.sit().approve_all([self.print_of(name)], NOW_S)
         self.broker.pump()
         assert asking.granted
         return DeviceMembership(self.root / name)

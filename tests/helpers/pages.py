@@ -99,7 +99,7 @@ def facts(devices, round_, *, received=0, connected=True, changes=None, run=1, c
     )
     reason = "" if connected else "the broker closed the connection"
     connection = ConnectionFacts(broker=BROKER, connected=connected, since_s=NOW_S, reason=reason)
-    return LiveFacts(version="0.1.0", started_at_s=NOW_S, connection=connection, devices=known, run=open_run)
+    return LiveFacts(version="0.1.0", connection=connection, devices=known, run=open_run)
 
 
 class PagePlace:

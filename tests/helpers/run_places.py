@@ -53,7 +53,7 @@ class RunPlace:
     def sign_for_workers(self, root, count=2):
         """Let the owner sign a run of ``cfl``, which compares updates, for so many workers, and carry it here."""
         for number in range(count):
-            self.owner.add_worker(workers.init(root / f"worker-{number}", f"worker-{number}").read_bytes())
+            self.owner.add_helper("worker", workers.init(root / f"worker-{number}", f"worker-{number}").read_bytes())
         bundle = logistic_bundle(12)
         plan = make_plan(self.owner, bundle, Recipe("cfl", rounds=2, local=FULL_BATCH, min_contributors=1))
         path = write_run(self.owner, plan, bundle, np.zeros((1, plan.length), np.float32))

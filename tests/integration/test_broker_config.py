@@ -223,7 +223,7 @@ def test_device_enrols_through_the_guard(any_reef):
             )  # fmt: skip
             while not registrar.pending:
                 registrar.on_event(owner.events.get(timeout=WAIT_S), int(time.time()))
-            registrar.approve(next(iter(registrar.pending)), int(time.time()))
+            registrar.approve_all([next(iter(registrar.pending))], int(time.time()))
             member = asking.result(timeout=30)
         assert member.broker == reef.owner.broker_for("dev-3")
         reef.client("", member.broker, "shoal-reef-dev-3").start().transport.close()

@@ -130,7 +130,7 @@ def test_lost_disk_of_a_worker_ends_the_run(tmp_path):
         shutil.rmtree(stage.worker_dir("worker-1"))
         (stage.aggregator_dir / "runs" / f"{lost.run:06d}.run").unlink()
         card = worker_membership.init(stage.worker_dir("worker-1"), "worker-1")
-        grant = stage.fleet.add_worker(card.read_bytes())
+        grant = stage.fleet.add_helper("worker", card.read_bytes())
         worker_membership.join(stage.worker_dir("worker-1"), grant.read_bytes(), stage.fleet.fingerprint)
         start_worker(stage, "worker-1")
         data = logistic_bundle(INPUTS, CLASSES)

@@ -23,7 +23,6 @@ from aggregator.strategies.base import (
     ClusterModel,
     Common,
     Event,
-    LookAt,
     Outcome,
     RoundPlan,
     capped_devices,
@@ -96,7 +95,6 @@ class Cfl(Common):
         super().__init__(run, backend, average)
         self.settings.check()
         require_one_segment(run)
-        self.look: LookAt | None = None
         self.least_side = self.settings.least_side(run)
         self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0
 

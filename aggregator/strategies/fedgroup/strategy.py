@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,6 @@ from aggregator.strategies.base import (
     ClusterModel,
     Common,
     Event,
-    LookAt,
     Outcome,
     RoundPlan,
     advanced,
@@ -248,7 +247,6 @@ class FedGroup(Common):
             require_proximal(run)
         require(run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
         require_one_segment(run)
-        self.look: LookAt | None = None
         most = self.settings.most_groups
         self.auxiliary = most
         self.untrained = most + 1
@@ -268,11 +266,6 @@ class FedGroup(Common):
             return ()
         labels = group_gram(gram, s.groups, s.measure, run.seed)
         return (Partition(bytes(join_small(cosine_from_gram(gram), labels, run.recipe.min_contributors).tolist())),)
-
-    def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
-        """Return the group of each device of a cold start, by a look: the sum of each is opened in the same round."""
-        pretrained = [c for c in given if c.phase is Phase.PRETRAIN]
-        return {} if self.look is None or not pretrained else self.look(pretrained).labels()
 
     def init(self, devices: tuple[str, ...]) -> FedGroupState:
         """Return the state before round 1: no groups yet, or those of an earlier run, which devices join as newcomers by loss."""

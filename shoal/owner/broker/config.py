@@ -127,10 +127,7 @@ def template_acl(fleet: str, aggregator: str = "aggregator") -> str:
 
 
 def _workers_access(fleet: str, workers: Iterable[str]) -> list[str]:
-    lines = []
-    for name in workers:
-        lines += [f"user {name}", *_access("topic", fleet, Party.WORKER, name)]
-    return lines
+    return [line for name in workers for line in (f"user {name}", *_access("topic", fleet, Party.WORKER, name))]
 
 
 def pattern_acl(fleet: str, aggregator: str, prefix: str = "") -> str:
@@ -204,14 +201,6 @@ def _access(word: str, fleet: str, party: Party, name: str) -> list[str]:
     return lines
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is an address of the loopback interface."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def config(
     address: BrokerAddress,
     installed: Path,
@@ -242,7 +231,7 @@ def config(
         "",
         f"listener {NGINX_PORT} 127.0.0.1"
         if behind_nginx
-        else f"listener {address.port}{f' {address.host}' if is_loopback(address.host) else ''}",
+        else f"listener {address.port}{f' {address.host}' if address.is_loopback else ''}",
     ]
     if address.path:
         lines.append("protocol websockets")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import BrokerUnreachableError, UntrustedError
 from shoal.owner.broker.address import OwnerLink
+from shoal.owner.keys.broker_users import ITERATIONS
 from shoal.transport.base import Message
 
 if TYPE_CHECKING:
@@ -118,11 +119,11 @@ def _check(answer: dict[str, Any]) -> None:
 
 
 def _client(users: BrokerUsers, name: str) -> dict[str, Any]:
-    hashed = users.digest(name)
+    salt, digest = users.digest(name)
     return {
         "username": name,
-        "password": base64.b64encode(hashed.digest).decode(),
-        "salt": base64.b64encode(hashed.salt).decode(),
-        "iterations": hashed.iterations,
+        "password": base64.b64encode(digest).decode(),
+        "salt": base64.b64encode(salt).decode(),
+        "iterations": ITERATIONS,
         "roles": [],
     }

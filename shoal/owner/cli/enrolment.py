@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError, UsageError
-from shoal.owner.cli import schedules
+from shoal.owner.cli import runs, schedules
 from shoal.owner.cli.pairs import Directory, add_hint, broker_users
 from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.labels import SHOWN, read_labels, write_labels
+from shoal.protocol.requests import RequestAction
 from shoal.util.console import counted, note, say, say_json, say_result, second
 from shoal.util.options import AsJson
 
@@ -208,18 +209,13 @@ def _note_too_few(fleet: FleetDirectory) -> None:
 
 def _is_over(fleet: FleetDirectory, plan: RunPlan) -> bool:
     """Ask the aggregator whether a run is over; False if no answer comes."""
-    from aggregator.status.answers import RunPage, decoded
-    from shoal.owner.console.asking import ask
-    from shoal.protocol.requests import RequestAction
-
-    settings = settings_of(fleet.path)
-    if settings.offline:
+    if settings_of(fleet.path).offline:
         return False
     try:
-        document, _ = ask(fleet, settings.wait, note, RequestAction.LIST)
+        found = runs.answer(fleet, RequestAction.LIST).runs
     except ShoalError:
         return False
-    return any(run.run_id == plan.run_id and run.phase == "finished" for run in decoded(RunPage, document).runs)
+    return any(run.run_id == plan.run_id and run.phase == "finished" for run in found)
 
 
 def replace(
@@ -525,9 +521,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the owner's program."""
-    for command in (invite, devices, approve, reject, revoke, replace, rename, label, rotate, publish):
-        app.command()(command)
-    app.command("replace-aggregator")(replace_aggregator)
-    app.command("broker-config")(broker_config)
+COMMANDS = (
+    *(invite, devices, approve, reject, revoke, replace, rename, label, rotate, publish),
+    *(replace_aggregator, broker_config),
+)

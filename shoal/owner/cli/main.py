@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.errors import DataError, UsageError
+from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
 from shoal.owner.cli import report as report_cli
@@ -89,20 +90,21 @@ def show(directory: Directory, json: AsJson = False) -> None:
         "devices": admission_cli.listed_devices(roster),
         "runs": runs,
     }
-    if json:
-        say_json(data)
-        return
     ends = "expired" if time.time() > roster.expires_at_s else "expires"
-    say(f"fleet {data['fleet']}, roster {data['roster']}, {ends} {data['expires']}")
-    say(f"owner {data['owner']}")
-    say(f"aggregator {data['aggregator'] or '-'}")
-    for device in roster.devices:
-        gone = " revoked" if device.name in roster.revoked else ""
-        say(f"{device.name} {fingerprint(device)}{gone} {roster.labels_of(device.name)}".rstrip())
-    for keeper in fleet.keepers:
-        say(f"keeper {keeper.name} {fingerprint(keeper)}")
-    for r in runs:
-        say(summary_line(r))
+    devices = [
+        f"{d.name} {fingerprint(d)}{' revoked' if d.name in roster.revoked else ''} {roster.labels_of(d.name)}".rstrip()
+        for d in roster.devices
+    ]
+    say_result(
+        data,
+        f"fleet {data['fleet']}, roster {data['roster']}, {ends} {data['expires']}",
+        f"owner {data['owner']}",
+        f"aggregator {data['aggregator'] or '-'}",
+        *devices,
+        *(f"keeper {keeper.name} {fingerprint(keeper)}" for keeper in fleet.keepers),
+        *map(summary_line, runs),
+        as_json=json,
+    )
 
 
 @app.command("add-device")
@@ -144,7 +146,7 @@ def add_aggregator(directory: Directory, card: CardFile, fingerprint: Expected =
 def add_worker(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Add a worker of the aggregator; later runs are signed for all workers, of which there are none or at least two."""
     fleet = open_fleet(directory)
-    _say_grant(fleet.add_worker(card.read_bytes(), fingerprint), fleet, as_json=json)
+    _say_grant(fleet.add_helper(WORKER_ROLE, card.read_bytes(), fingerprint), fleet, as_json=json)
     note(
         f"next: shoal-aggregator shard join DIR GRANT --owner {fleet.fingerprint}; workers so far: {len(fleet.workers)}"
     )
@@ -157,7 +159,7 @@ def remove_worker(
 ) -> None:
     """Leave a worker out of the runs that are signed from now on."""
     fleet = open_fleet(directory)
-    fleet.remove_worker(name)
+    fleet.remove_helper(WORKER_ROLE, name)
     say_result(
         {"workers": [worker.name for worker in fleet.workers]},
         f"workers left: {', '.join(worker.name for worker in fleet.workers) or 'none'}",
@@ -169,7 +171,7 @@ def remove_worker(
 def add_keeper(directory: Directory, card: CardFile, fingerprint: Expected = "", json: AsJson = False) -> None:
     """Add a keeper, which opens sums of updates and no single one, in runs that name it: run start --keeper NAME."""
     fleet = open_fleet(directory)
-    _say_grant(fleet.add_keeper(card.read_bytes(), fingerprint), fleet, as_json=json)
+    _say_grant(fleet.add_helper(KEEPER_ROLE, card.read_bytes(), fingerprint), fleet, as_json=json)
     note(f"next: shoal-keeper join DIR GRANT --owner {fleet.fingerprint}")
     broker_users(fleet, "takes the keeper", published=False)
 
@@ -180,7 +182,7 @@ def remove_keeper(
 ) -> None:
     """Forget a keeper; a run that names it ends with `run stop`, and devices keep their newest models."""
     fleet = open_fleet(directory)
-    fleet.remove_keeper(name)
+    fleet.remove_helper(KEEPER_ROLE, name)
     left = [keeper.name for keeper in fleet.keepers]
     say_result({"keepers": left}, f"keepers left: {', '.join(left) or 'none'}", as_json=json)
 
@@ -335,26 +337,23 @@ def compile_(
             note(doubt)
         words = lite_words(bundle)
     graphs = sum(map(len, (bundle.score, bundle.grad, bundle.predict)))
-    if json:
-        say_json(
-            {
-                "task": str(out),
-                "digest": bundle.digest.hex(),
-                "coordinates": bundle.length,
-                "private_coordinates": bundle.manifest.private_length,
-                "graph_bytes": graphs,
-                "lite": words,
-                "standardise": data.standardise,
-                "target": list(data.target),
-            }
-        )
-        return
-    say(f"{out}: {bundle.length} coordinates, {graphs} bytes of graphs")
-    say(words)
-    if bundle.private:
-        say(private_words(bundle.manifest))
-    if data != NO_DECLARATION:
-        say(data_words(data))
+    say_result(
+        {
+            "task": str(out),
+            "digest": bundle.digest.hex(),
+            "coordinates": bundle.length,
+            "private_coordinates": bundle.manifest.private_length,
+            "graph_bytes": graphs,
+            "lite": words,
+            "standardise": data.standardise,
+            "target": list(data.target),
+        },
+        f"{out}: {bundle.length} coordinates, {graphs} bytes of graphs",
+        words,
+        *([private_words(bundle.manifest)] if bundle.private else []),
+        *([data_words(data)] if data != NO_DECLARATION else []),
+        as_json=json,
+    )
 
 
 @task_app.command()
@@ -395,10 +394,8 @@ def check(
         raise SystemExit(1)
 
 
-admission_cli.register(app)
-upkeep_cli.register(app)
-status_cli.register(app)
-report_cli.register(app)
+for command in (*admission_cli.COMMANDS, *upkeep_cli.COMMANDS, status_cli.status, report_cli.report):
+    app.command()(command)
 
 
 def main() -> None:

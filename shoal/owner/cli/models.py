@@ -9,9 +9,11 @@ import typer
 
 from shoal.errors import NotReadyError, UsageError
 from shoal.owner.cli.pairs import Directory
+from shoal.owner.cli.runs import answer
 from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import counted, note, say, say_json, say_result
+from shoal.protocol.requests import RequestAction
+from shoal.util.console import counted, note, say_result
 from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
 
 app = typer.Typer(help="List, fetch and choose the trained models of finished runs.", no_args_is_help=True)
-
-WAIT_S = 10.0
 
 
 @app.command("list")
@@ -47,23 +47,29 @@ def list_(
     # Of a standing order the first run, and the one whose models are there.
     runs = [run for turn, run in told if not turn or run["state"] != "absent"]
     answering = _answering(reader)
-    if json:
-        say_json({"runs": runs, "histories": reader.histories(), "answering": answering})
-        return
     if not runs:
         note("no run is signed yet")
-    for run in runs:
-        say(
-            f"run {run['run']}: {run['algorithm']}, {counted(run['rounds'], 'round')}; {_WORDS[run['state']].format(**run)}"
-        )
-        for model in run["models"]:
-            say(
-                f"  model {model['model']}: state of round {model['round']}{'' if model['sealed'] else ', not certified'}"
-            )
+    say_result(
+        {"runs": runs, "histories": reader.histories(), "answering": answering},
+        *(line for run in runs for line in _lines(run)),
+        *(
+            f"{counted(len(devices), 'online device')} with "
+            f"{'no finished model yet' if number == '0' else f'the model of run {number}'}"
+            for number, devices in answering.items()
+        ),
+        as_json=json,
+    )
 
-    for number, devices in answering.items():
-        models = "no finished model yet" if number == "0" else f"the model of run {number}"
-        say(f"{counted(len(devices), 'online device')} with {models}")
+
+def _lines(run: dict[str, Any]) -> list[str]:
+    head = (
+        f"run {run['run']}: {run['algorithm']}, {counted(run['rounds'], 'round')}; {_WORDS[run['state']].format(**run)}"
+    )
+    models = [
+        f"  model {model['model']}: state of round {model['round']}{'' if model['sealed'] else ', not certified'}"
+        for model in run["models"]
+    ]
+    return [head, *models]
 
 
 def _answering(reader: ModelReader) -> dict[str, list[str]]:
@@ -166,16 +172,13 @@ def rollback(
     when it connects; one that has no model of that run keeps its own. A run that is under way goes on. `models list` shows which
     run's model each online device answers with. `run start --from FOLDER` begins a new run with models that you have fetched.
     """
-    from aggregator.status.answers import RunPage, decoded
-    from shoal.owner.console.asking import ask, sign_choice
-    from shoal.protocol.requests import RequestAction
+    from shoal.owner.console.asking import sign_choice
 
     if (run is None) is not newest:
         raise UsageError("give the number of a run, or --newest", hint="shoal-fleet models list shows the runs")
     fleet = open_fleet(directory)
     signed = sign_choice(fleet, run or 0, note)
-    document, _ = ask(fleet, settings_of(directory).wait, note, RequestAction.CHOOSE, package=signed)
-    known = decoded(RunPage, document).runs
+    known = answer(fleet, RequestAction.CHOOSE, package=signed).runs
     rule = (
         "follow their own rule again" if newest else f"answer with the model of run {run}, until a later run finishes"
     )

@@ -12,11 +12,6 @@ from shoal.util.options import AsJson
 from shoal.util.progress import working
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `shoal-fleet`."""
-    app.command("report")(report)
-
-
 def report(
     run: Annotated[
         Path, typer.Argument(help="The run's directory at the aggregator, such as server/run-000001, or a copy of it.")
@@ -29,9 +24,7 @@ def report(
     A running aggregator shows the same page live, with the fleet's state: shoal-aggregator serve --http; it can be saved there.
     """
     from shoal.owner.runs.report import run_report
-    from shoal.page.page import READABLE
-    from shoal.util.files import write_atomic
 
     with working("reading the rounds"):
-        write_atomic(out, run_report(run), mode=READABLE, durable=False)
+        run_report(run, out)
     say_result({"run": str(run), "file": str(out), "bytes": out.stat().st_size}, str(out), as_json=json)

@@ -24,7 +24,7 @@ from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
-from shoal.util.console import note, say, say_json, say_result
+from shoal.util.console import note, say_result
 from shoal.util.options import AsJson, HelpAll, reveals
 from shoal.util.progress import working
 
@@ -425,12 +425,12 @@ def show(
     plan = next((summary(found) for found in signed_plans(fleet, note) if found.run == run), None)
     if entry is None and plan is None:
         raise UsageError(f"there is no run {run}", hint="shoal-fleet run list shows the runs that the aggregator has")
-    if json:
-        say_json({"run": run, "plan": plan, "aggregator": None if entry is None else run_data(entry)})
-        return
-    if plan is not None:
-        say(summary_line(plan))
-    say(f"run {run}: not at the aggregator yet" if entry is None else run_line(entry))
+    say_result(
+        {"run": run, "plan": plan, "aggregator": None if entry is None else run_data(entry)},
+        *([] if plan is None else [summary_line(plan)]),
+        f"run {run}: not at the aggregator yet" if entry is None else run_line(entry),
+        as_json=json,
+    )
 
 
 @app.command()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
 from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.settings import settings_of
@@ -55,11 +53,6 @@ def status(
     )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the owner's program."""
-    app.command()(status)
-
-
 def _pending(fleet: FleetDirectory) -> tuple[list[dict[str, Any]] | None, ShoalError | None]:
     """Return the pending enrolment requests, None if the broker can't be reached, and the error then."""
     from shoal.owner.enrolment.connection import OwnerConnection
@@ -92,9 +85,8 @@ def _unanswered(fleet: FleetDirectory, trouble: ShoalError | None) -> FleetStatu
     from aggregator.status.record import FleetStatus, Problem
 
     assert trouble is not None, "there is no answer for a reason"
-    problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", trouble.hint)
-    if isinstance(trouble, BrokerUnreachableError):
-        problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", BROKER_DOWN)
+    advice = BROKER_DOWN if isinstance(trouble, BrokerUnreachableError) else trouble.hint
+    problem = Problem(f"{trouble}: the state of aggregator, run and devices is unknown", advice)
     devices = tuple(DeviceStatus(name=name) for name in fleet.roster.active())
     return FleetStatus(
         fleet=fleet.name,

@@ -9,7 +9,7 @@ import typer
 
 from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.unlock import ask
-from shoal.util.console import note, say, say_json, say_result
+from shoal.util.console import note, say_result
 from shoal.util.files import read_limited, write_atomic
 from shoal.util.options import AsJson
 from shoal.util.progress import working
@@ -70,8 +70,8 @@ def restore(
     fleet: if devices were approved or revoked since the backup, give the aggregator's roster.
     """
     from shoal.membership.backup import MAX_FILE_BYTES
-    from shoal.owner.enrolment.recovery import Recovery, unpack
     from shoal.owner.enrolment.recovery import restore as restored
+    from shoal.owner.enrolment.recovery import unpack
     from shoal.util.console import second
 
     data = read_limited(file, MAX_FILE_BYTES)
@@ -87,11 +87,10 @@ def restore(
     }
     if check:
         text = f"fleet {found.fleet}, roster {found.roster}, of {figures['made_at']}, {len(found.files)} files"
-        say_json(figures) if json else say(text)
+        say_result(figures, text, as_json=json)
         return
-    options = Recovery(roster=newest, older=older, offline=offline)
     with working("comparing with the fleet and writing the files"):
-        fleet = restored(found, directory, lock, options, note)
+        fleet = restored(found, directory, lock, note, roster=newest, older=older, offline=offline)
     say_result(
         {**figures, "directory": str(directory), "roster": fleet.roster.sequence},
         f"{directory}: fleet {fleet.name}, roster {fleet.roster.sequence}, new secrets",
@@ -111,7 +110,4 @@ def doctor(directory: Directory, json: AsJson = False) -> None:
     report(found, as_json=json)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the owner's program."""
-    for command in (backup, restore, doctor):
-        app.command()(command)
+COMMANDS = (backup, restore, doctor)

@@ -306,32 +306,20 @@ class Registrar:
         )
         return True
 
-    def listed(self, fingerprint_: str) -> bool:
-        """Return whether the roster lists a device with this fingerprint that is not revoked."""
-        return self._listed(fingerprint_.strip().lower()) is not None
-
-    def approve(self, fingerprint_: str, now_s: int) -> Member:
-        """Use the request's token, sign a roster with the device, publish grant and roster, and return the device.
-
-        For a device that is already listed, grant and roster are published again. If the admission draws new secrets, those
-        of the other members are published as well.
-
-        Raises:
-            UntrustedError: no such request is pending, or the token has expired or was used meanwhile.
-            ConfigError: the name is taken.
-        """
-        return self.approve_all([fingerprint_], now_s)[0]
-
     def approve_all(self, fingerprints: Iterable[str], now_s: int) -> list[Member]:
-        """Approve several requests as `approve` does, under one roster and at most one draw of secrets.
+        """Use the requests' tokens, sign a roster with the devices, publish grants and roster, and return the devices.
+
+        One roster and at most one draw of secrets serve for all; if the admission draws new secrets, those of the other members
+        are published as well. For a device that is already listed, grant and roster are published again.
 
         Raises:
-            UntrustedError, ConfigError: as `approve`; no device is added then.
+            UntrustedError: no such request is pending, or a token has expired or was used meanwhile; no device is added then.
+            ConfigError: a name is taken; no device is added then.
         """
         wanted = [text.strip().lower() for text in fingerprints]
         with self._fleet.changing():
             for fingerprint_ in wanted:
-                if fingerprint_ not in self.pending and self._listed(fingerprint_) is None:
+                if fingerprint_ not in self.pending and self.listed(fingerprint_) is None:
                     raise UntrustedError(
                         f"no request of fingerprint {fingerprint_} waits on the broker",
                         hint=LIST_HINT,
@@ -470,15 +458,14 @@ class Registrar:
             for card in self._fleet.cards():
                 self._leave(channels.KEYS, self._fleet.grant_for(card, renewal=True), card.member.name)
 
-    def clear_refused(self) -> int:
-        """Remove the refused requests from the broker; return how many there were."""
+    def clear_refused(self) -> None:
+        """Remove the refused requests from the broker."""
         for token in self.refused:
             self._transport.publish(self._topics.enrol(token), b"", retain=True)
-        count = len(self.refused)
         self.refused.clear()
-        return count
 
-    def _listed(self, fingerprint_: str) -> Member | None:
+    def listed(self, fingerprint_: str) -> Member | None:
+        """Return the device with this fingerprint, if the roster lists it and it is not revoked."""
         roster = self._fleet.roster
         found = (d for d in roster.devices if fingerprint(d) == fingerprint_)
         return next((d for d in found if d.name not in roster.revoked), None)
@@ -496,7 +483,7 @@ class Registrar:
         """
         members = []
         for fingerprint_ in tokens:
-            member = self._listed(fingerprint_)
+            member = self.listed(fingerprint_)
             if member is None:
                 raise UntrustedError("the device no longer belongs to the fleet")
             members.append(member)

@@ -27,7 +27,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -48,23 +47,15 @@ OFFLINE_HINT: Final = "start the broker; or --offline, which does not compare wi
 TARGET_HINT: Final = "give a new directory; the old one may still be complete"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """Options of a restore.
-
-    Attributes:
-        roster: the newest roster as signed, from the aggregator's directory; None takes the backup's.
-        older: accept that the backup's roster is older than the fleet's.
-        offline: do not ask the broker.
-    """
-
-    roster: bytes | None = None
-    older: bool = False
-    offline: bool = False
-
-
 def restore(
-    backup: Backup, directory: Path, lock: Lock, options: Recovery, complain: Callable[[str], None]
+    backup: Backup,
+    directory: Path,
+    lock: Lock,
+    complain: Callable[[str], None],
+    *,
+    roster: bytes | None = None,
+    older: bool = False,
+    offline: bool = False,
 ) -> FleetDirectory:
     """Write a backup's files to ``directory``, sign a roster beyond those that the fleet has seen, and return the fleet.
 
@@ -72,8 +63,10 @@ def restore(
         backup: its contents.
         directory: a directory that is missing or empty.
         lock: the passphrase under which the backup was made.
-        options: see `Recovery`.
         complain: called with warnings.
+        roster: the newest roster as signed, from the aggregator's directory; None takes the backup's.
+        older: accept that the backup's roster is older than the fleet's.
+        offline: do not ask the broker, and leave room for the rosters that may have been signed since the backup.
 
     Raises:
         ConfigError: ``directory`` holds files already, or devices of the newest roster are known neither to the backup nor
@@ -85,9 +78,11 @@ def restore(
         write_files(backup, folder)
         passphrase = lock if is_under_passphrase(folder) else None
         fleet = FleetDirectory(folder, passphrase)
-        if options.roster is not None:
-            fleet.adopt(options.roster)
-        seen = _offline(fleet) if options.offline else _newest_at_broker(fleet, options, complain)
+        if roster is not None:
+            fleet.adopt(roster)
+        seen = (
+            fleet.roster.sequence + RUNS_AFTER_RESTORE if offline else _newest_at_broker(fleet, complain, older=older)
+        )
         _check_receiving(fleet)
         fleet.sign_beyond(seen)
         folder.rename(directory)
@@ -109,12 +104,7 @@ def _beside(directory: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _offline(fleet: FleetDirectory) -> int:
-    """Return a sequence that leaves room for the rosters that may have been signed since the backup."""
-    return fleet.roster.sequence + RUNS_AFTER_RESTORE
-
-
-def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callable[[str], None]) -> int:
+def _newest_at_broker(fleet: FleetDirectory, complain: Callable[[str], None], *, older: bool) -> int:
     """Return the sequence of the owner's newest roster at the broker, 0 if it has none, and take the devices' newest keys."""
     ours = fleet.roster.sequence
     try:
@@ -128,7 +118,7 @@ def _newest_at_broker(fleet: FleetDirectory, options: Recovery, complain: Callab
         raise
     if not seen:
         complain("warning: the broker holds no roster of this fleet, so that nothing tells how old the backup is")
-    if seen > ours and not options.older:
+    if seen > ours and not older:
         raise UntrustedError(
             f"the fleet has roster {seen}, and the newest here is {ours}: devices were approved, revoked or renamed since",
             hint=NEWER_HINT,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from crypto.seal.identity import fingerprint
-from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, UsageError
+from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
 from shoal.membership.enrol_requests import TOKEN_SECRET_BYTES, token_id
 from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import U64, decode, encode, message
 from shoal.protocol.enrolment import Token
-from shoal.util.files import read_private, write_private
+from shoal.util.files import named, read_private, write_private
 
 TOKENS: Final = "tokens"
 FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
@@ -87,12 +87,8 @@ class TokenStore:
         # The name may be a stranger's: with other characters the path could lead out of the folder.
         if not _ID.fullmatch(name) or not path.exists():
             raise UntrustedError("a line that this owner did not issue, or that expired long ago")
-        try:
+        with named(path, "remove it, and give the device a new line: shoal-fleet invite"):
             return decode(read_private(path), TokenFile)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"{path} is damaged: {error}", hint="remove it, and give the device a new line: shoal-fleet invite"
-            ) from error
 
     def use(self, name: str, by: str) -> None:
         """Mark a token as used by the device with fingerprint ``by``; durable before it returns.
@@ -135,14 +131,16 @@ class TokenStore:
         write_private(self._path(token_id(file.token.secret)), encode(file))
 
 
-def seconds(text: str) -> int:
+def seconds(text: str, most_s: int = MAX_LIFE_S) -> int:
     """Return the seconds of a duration: ``90s``, ``30m``, ``12h``, ``2d``.
 
     Raises:
-        UsageError: ``text`` is no duration, or longer than MAX_LIFE_S.
+        UsageError: ``text`` is no duration, or longer than ``most_s``.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text.strip())
     span = int(found[1]) * _UNITS[found[2]] if found else 0
-    if not 0 < span <= MAX_LIFE_S:
-        raise UsageError(f"{text!r} is not a duration", hint="a number with s, m, h or d, at most 30d: 30m")
+    if not 0 < span <= most_s:
+        raise UsageError(
+            f"{text!r} is not a duration", hint=f"a number with s, m, h or d, at most {most_s // 86400}d: 30m"
+        )
     return span

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -40,15 +39,6 @@ ITERATIONS: Final = 101
 """mosquitto's own default; more iterations would add nothing to passwords of 144 random bits."""
 
 _SALT_BYTES: Final = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Hashed:
-    """A password hashed by PBKDF2-HMAC-SHA512."""
-
-    iterations: int
-    salt: bytes
-    digest: bytes
 
 
 class BrokerUsers:
@@ -130,16 +120,15 @@ class BrokerUsers:
             self._replaced.append(f"{name} {print_}")
             write_private(self._gone, "".join(f"{line}\n" for line in self._replaced).encode())
 
-    def digest(self, user: str) -> Hashed:
-        """Return the password of ``user``, hashed with a fresh salt as mosquitto does."""
+    def digest(self, user: str) -> tuple[bytes, bytes]:
+        """Return a fresh salt, and with it PBKDF2-HMAC-SHA512 of the password of ``user`` in ITERATIONS, as mosquitto does."""
         salt = os.urandom(_SALT_BYTES)
-        digest = hashlib.pbkdf2_hmac("sha512", self.password(user).encode(), salt, ITERATIONS)
-        return Hashed(ITERATIONS, salt, digest)
+        return salt, hashlib.pbkdf2_hmac("sha512", self.password(user).encode(), salt, ITERATIONS)
 
     def hashed(self, user: str) -> str:
         """Return the line of mosquitto's password file: ``user:$7$iterations$salt$PBKDF2-HMAC-SHA512``."""
-        hashed = self.digest(user)
-        return f"{user}:$7${hashed.iterations}${_base64(hashed.salt)}${_base64(hashed.digest)}"
+        salt, digest = self.digest(user)
+        return f"{user}:$7${ITERATIONS}${_base64(salt)}${_base64(digest)}"
 
     @property
     def dynamic(self) -> bool:

@@ -112,8 +112,7 @@ class FleetDirectory:
         if not (path / SECRETS_FILE).exists():
             raise NotEnrolledError(f"{path} holds no fleet", hint="shoal-fleet init DIR --name NAME --broker URL")
         self.path = path
-        if path.exists():
-            check_directory(path)
+        check_directory(path)
         self._vault = Vault(path, lock)
         self._changing = False
         self.users: BrokerUsers
@@ -551,22 +550,15 @@ class FleetDirectory:
             raise UsageError(f"the fleet has no keeper {name!r}", hint=hint)
         return found[name]
 
-    def add_worker(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
-        """Add a worker of the aggregator, or renew its grant; return the path of the grant.
+    def add_helper(self, role: str, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
+        """Add a worker of the aggregator or a keeper, or renew its grant; return the path of the grant.
 
-        A worker with the name of an earlier one takes its place in the runs that are signed from now on.
+        One with the name of an earlier one takes its place in the runs that are signed from now on.
 
         Raises:
-            UntrustedError: the card is not a worker's, or does not have the expected fingerprint.
+            UntrustedError: the card is not for this role, or does not have the expected fingerprint.
             ConfigError: the name is taken by another party.
         """
-        return self._add_helper(WORKER_ROLE, card_bytes, expected_fingerprint)
-
-    def add_keeper(self, card_bytes: bytes, expected_fingerprint: str = "") -> Path:
-        """Add a keeper, as `add_worker` adds a worker."""
-        return self._add_helper(KEEPER_ROLE, card_bytes, expected_fingerprint)
-
-    def _add_helper(self, role: str, card_bytes: bytes, expected_fingerprint: str) -> Path:
         card = self._checked(card_bytes, role, expected_fingerprint)
         name = card.member.name
         self.check_name(name)
@@ -580,19 +572,12 @@ class FleetDirectory:
             write_atomic(self.path / HELPERS[role] / f"{name}.card", card_bytes)
             return self._write_grant(card)
 
-    def remove_worker(self, name: str) -> None:
-        """Leave a worker out of the runs that are signed from now on.
+    def remove_helper(self, role: str, name: str) -> None:
+        """Forget a worker or a keeper; runs that are signed from now on do without it.
 
         Raises:
-            UsageError: there is no such worker.
+            UsageError: there is none of this name.
         """
-        self._remove_helper(WORKER_ROLE, name)
-
-    def remove_keeper(self, name: str) -> None:
-        """Forget a keeper, as `remove_worker` leaves a worker out."""
-        self._remove_helper(KEEPER_ROLE, name)
-
-    def _remove_helper(self, role: str, name: str) -> None:
         with self.changing():
             path = self.path / HELPERS[role] / f"{name}.card"
             if not path.exists():

@@ -27,7 +27,7 @@ from crypto.seal.envelope import KEY_BYTES
 from crypto.seal.passphrase import Lock, is_locked
 from shoal.errors import ConfigError, IntegrityError, UntrustedError
 from shoal.protocol.codec import U32, Fixed32, decode, encode, message
-from shoal.util.files import read_private, sync_directory, write_private
+from shoal.util.files import named, read_private, sync_directory, write_private
 
 OWNER_FILE: Final = "owner.key"
 SECRETS_FILE: Final = "secrets.bin"
@@ -155,10 +155,8 @@ class Vault:
             if file.exists():
                 raise
             return None
-        try:
+        with named(file, BACKUP_HINT):
             return decode(data, Change)
-        except IntegrityError as error:
-            raise IntegrityError(f"{file} is damaged: {error}", hint=BACKUP_HINT) from error
 
     def _secrets(self, plain: bytes) -> FleetSecrets:
         try:

@@ -8,18 +8,18 @@ from typing import Final
 from aggregator.storage.store import read_plan, take_records
 from shoal.errors import ConfigError
 from shoal.page.history import RunHistory
-from shoal.page.page import still
+from shoal.page.page import write_still
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPlan
 
 NOTE: Final = "From the rounds that the aggregator has stored."
 
 
-def run_report(directory: Path) -> bytes:
-    """Return the page of the run in ``directory``, which its aggregator may be writing.
+def run_report(directory: Path, file: Path) -> None:
+    """Write the page of the run in ``directory``, which its aggregator may be writing, to a file.
 
     Raises:
-        ConfigError: no run was started in that directory.
+        ConfigError: no run was started in that directory, or the file can't be written.
         IntegrityError: its database is damaged, or another version has written it.
     """
     encoded = read_plan(directory)
@@ -31,4 +31,4 @@ def run_report(directory: Path) -> bytes:
     plan = decode(encoded, RunPlan)
     run = RunHistory(name=f"run {plan.run}", algorithm=plan.recipe.algorithm, rounds=plan.recipe.rounds)
     take_records(directory, 0, run.add)
-    return still(plan.fleet, [run.document()], note=f"{plan.recipe.algorithm}. {NOTE}")
+    write_still(file, plan.fleet, [run.document()], note=f"{plan.recipe.algorithm}. {NOTE}")

@@ -17,7 +17,9 @@ from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
 from edge_client.run.policy import origins_purpose, task_purpose
 from shoal.errors import ConfigError, IntegrityError, ShoalError, UsageError, WireError
+from shoal.limits import MAX_INTERVAL_S
 from shoal.membership.signed_plans import open_package
+from shoal.owner.enrolment.tokens import seconds
 from shoal.owner.keys.vault import highest_run, run_file
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, Schedule
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.documents import RunPlan
 
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 STOPPED_FILE: Final = "schedule.stopped"
 """Id of the standing order that the owner has stopped last, in hex."""
 
@@ -40,9 +41,7 @@ def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, unti
         UsageError: --every, --at-most, --until or --when-data-grows can't be read, or one is missing.
         ConfigError: the order would outlast the roster.
     """
-    found = re.fullmatch(r"([0-9]{1,6})([smhd])", every)
-    if found is None:
-        raise UsageError(f"--every {every}: a number with a unit is wanted", hint="such as 30m, 12h or 1d")
+    interval_s = seconds(every, MAX_INTERVAL_S)
     if at_most is None:
         raise UsageError("--at-most is missing", hint="a standing order has a largest number of runs: --at-most 30")
     growth = re.fullmatch(r"([1-9][0-9]{0,2}|1000)%?", grows)
@@ -65,7 +64,7 @@ def signed_schedule(fleet: FleetDirectory, every: str, at_most: int | None, unti
         return Schedule(
             order=urandom(16),
             count=at_most,
-            interval_s=int(found[1]) * UNITS[found[2]],
+            interval_s=interval_s,
             until_s=until_s,
             growth=0 if growth is None else int(growth[1]),
         )

@@ -514,5 +514,5 @@ class Scene:
         service, now_s = self.fleet.service, int(time.time())
         connection = ConnectionFacts(broker="", connected=True, since_s=now_s - 3600)
         known = service.watch.devices.devices
-        live = LiveFacts(version="", started_at_s=0, connection=connection, devices=known, alive_at_s=now_s)
+        live = LiveFacts(version="", connection=connection, devices=known, alive_at_s=now_s)
         return build(Facts(fleet="demo", running=True, live=live, broker="", active=self.all, now_s=now_s))

@@ -90,7 +90,7 @@ def test_replayed_request_adds_nobody(tmp_path):
     """Nor does another device that asks with the spent token."""
     enrolment = Enrolment(tmp_path)
     registrar = enrolment.look(enrolment.request)
-    registrar.approve(fingerprint(enrolment.device.member), 1000)
+    registrar.approve_all([fingerprint(enrolment.device.member)], 1000)
     roster = enrolment.owner.roster
     assert enrolment.look(enrolment.request, enrolment.request).pending == {}
     late = make_request(Identity.generate("dev-2"), enrolment.token, 1000, RECEIVING.public)
@@ -105,5 +105,5 @@ def test_overtaking_requests_are_one(tmp_path):
     again = make_request(enrolment.device, enrolment.token, 1005, RECEIVING.public)
     registrar = enrolment.look(again, enrolment.request)
     (request,) = registrar.pending.values()
-    registrar.approve(request.fingerprint, 1000)
+    registrar.approve_all([request.fingerprint], 1000)
     assert [d.name for d in enrolment.owner.roster.devices] == ["dev-1"]

@@ -93,9 +93,9 @@ def test_choice_is_better_on_unfit_data(tmp_path):
         data = grouped_data(4, 2)[NAME]
         folder = fleet.stage.device_dir(NAME)
         np.savez(tmp_path / "x.npz", x=data.x)
-        before = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
+        before = (inference.choose(folder).predict(tmp_path / "x.npz") == data.y).mean()
         finish_of(fleet, NAME)
-        after = (inference.predict(folder, tmp_path / "x.npz") == data.y).mean()
+        after = (inference.choose(folder).predict(tmp_path / "x.npz") == data.y).mean()
         assert after > before + 0.1
 
 

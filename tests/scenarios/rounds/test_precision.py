@@ -106,7 +106,7 @@ def test_residuals_follow_one_model(tmp_path, precision):
         fleet.run_until(lambda: fleet.closed() == 2, 20)
         for device in fleet.devices.values():
             residual = device.runtime._uplink.residual
-            assert residual.length == fleet.plan.length
+            assert residual.head.length == fleet.plan.length
             assert residual.vector().any()
         fleet.run(20)
 

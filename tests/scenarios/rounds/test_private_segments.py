@@ -235,7 +235,7 @@ def test_answers_use_the_private_values(tmp_path):
         np.savez(tmp_path / "x.npz", x=data.x)
         theta = fleet.model(NAME).theta
         expected = (data.x @ theta[:FEDERATED].reshape(INPUTS, CLASSES) + theta[FEDERATED:]).argmax(1)
-        assert np.array_equal(inference.predict(folder, tmp_path / "x.npz"), expected)
+        assert np.array_equal(inference.choose(folder).predict(tmp_path / "x.npz"), expected)
         exported = inference.choose(folder).export(tmp_path / "own.onnx")
         np.testing.assert_array_equal(exported.theta, theta)
         assert theta.astype("<f4").tobytes() in (tmp_path / "own.onnx").read_bytes()

@@ -109,7 +109,7 @@ def test_answer_names_other_versions(desk):
     newer = DeviceStatus(name="dev-1", online=True, version="0.9.0", wire=WIRE + 1)
     heard = {"dev-1": newer, "dev-2": DeviceStatus(name="dev-2", wire=WIRE)}
     up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
-    facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
+    facts = LiveFacts(version=VERSION, connection=up, devices=heard)
     (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
     _, package = desk.sign()
     entry = desk.one(RequestAction.START, package)
@@ -123,7 +123,7 @@ def test_devices_short_of_memory_are_named(desk):
     told = {"dev-1": Vitals(memory_free_bytes=1), "dev-2": Vitals(), "dev-3": Vitals(memory_free_bytes=1 << 30)}
     heard = {name: DeviceStatus(name=name, vitals=vitals) for name, vitals in told.items()}
     up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
-    facts = LiveFacts(version=VERSION, started_at_s=1, connection=up, devices=heard)
+    facts = LiveFacts(version=VERSION, connection=up, devices=heard)
     (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
     _, package = desk.sign()
     assert desk.one(RequestAction.START, package).short == ("dev-1 (0 MB free, about 0 needed)",)

@@ -127,10 +127,10 @@ def test_stopped_by_its_disk_says_why(directory, said):
 
 def test_full_disk_is_an_error_unrecorded(directory, said, monkeypatch):
     """A disk that is full now is an error though the device could not record it."""
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: limits.LOW_DISK_BYTES - 1)
+    monkeypatch.setattr("edge_client.status.free_bytes", lambda _: limits.LOW_DISK_BYTES - 1)
     cli.status(directory, json=True)
     assert data(said)["error"] == f"the disk is full: {limits.LOW_DISK_BYTES - 1} bytes are free in {directory}"
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _self: limits.LOW_DISK_BYTES)
+    monkeypatch.setattr("edge_client.status.free_bytes", lambda _: limits.LOW_DISK_BYTES)
     cli.status(directory, json=True)
     assert "error" not in data(said)
 
@@ -201,7 +201,9 @@ def test_several_outputs_share_a_line(monkeypatch, tmp_path, inputs, said):
     """Outputs of several numbers share a line."""
     outputs = np.array([[0.25, 1.0], [1e-9, 3.0]], np.float32)
     bundle = SimpleNamespace(manifest=SimpleNamespace(data=NO_DECLARATION))
-    made = SimpleNamespace(live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs)
+    made = SimpleNamespace(
+        live=False, own=None, bundle=bundle, predict=lambda *_, **__: outputs, document=lambda *_, **__: {}
+    )
     monkeypatch.setattr(inference, "choose", lambda *_, **__: made)
     cli.predict(tmp_path, inputs)
     assert said()[0] == ["0.25 1", "1e-09 3"]

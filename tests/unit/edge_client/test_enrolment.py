@@ -39,7 +39,7 @@ def test_unstorable_grant_ends_the_wait(tmp_path, monkeypatch):
     registrar.start(now_s)
     sitting.start()
     broker.pump()
-    registrar.approve(fingerprint(Identity.load(tmp_path / "dev-1" / "identity.key").member), now_s)
+    registrar.approve_all([fingerprint(Identity.load(tmp_path / "dev-1" / "identity.key").member)], now_s)
     with exclusive(tmp_path / "dev-1", wait_s=0, hint="-"), pytest.raises(ConfigError, match="in use by another"):
         broker.pump()
     assert not asking.granted

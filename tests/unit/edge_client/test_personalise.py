@@ -89,7 +89,7 @@ def test_other_samples_change_the_choice(folder, tmp_path, niceness):
     """Samples on which the cluster's model is always right: nothing is clearly better."""
     x = grouped_data(4, 2)[NAME].x
     np.savez(tmp_path / "x.npz", x=x)
-    np.savez(tmp_path / "own.npz", x=x, y=inference.predict(folder, tmp_path / "x.npz"))
+    np.savez(tmp_path / "own.npz", x=x, y=inference.choose(folder).predict(tmp_path / "x.npz"))
     own = finishing.personalise(EdgeConfig(folder, tmp_path / "own.npz"))[1]
     flipped = Dataset(x, (grouped_data(4, 2)[NAME].y + 2) % 4)
     np.savez(tmp_path / "other.npz", x=flipped.x, y=flipped.y)

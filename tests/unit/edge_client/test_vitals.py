@@ -2,8 +2,8 @@
 
 import pytest
 
-from edge_client import vitals
 from edge_client.vitals import measure
+from shoal.util import files
 
 
 @pytest.fixture
@@ -80,5 +80,5 @@ def test_a_disk_that_fails_gives_no_figure(machine, monkeypatch):
     def fail(_directory):
         raise OSError("gone")
 
-    monkeypatch.setattr(vitals, "free_bytes", fail)
+    monkeypatch.setattr(files, "free_bytes", fail)
     assert machine(FILES).disk_free_bytes is None

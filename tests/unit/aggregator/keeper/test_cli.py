@@ -21,7 +21,7 @@ def test_a_keeper_joins(tmp_path):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost:1883")
     directory = tmp_path / "keeper"
     assert RUN.invoke(app, ["init", str(directory)]).exit_code == 0
-    grant = fleet.add_keeper((directory / "keeper.card").read_bytes())
+    grant = fleet.add_helper("keeper", (directory / "keeper.card").read_bytes())
     found = RUN.invoke(app, ["join", str(directory), str(grant), "--owner", fleet.fingerprint, "--json"])
     assert json.loads(found.stdout)["data"] == {"fleet": "reef", "keeper": "keeper"}
     assert [keeper.name for keeper in fleet.keepers] == ["keeper"]
@@ -30,8 +30,8 @@ def test_a_keeper_joins(tmp_path):
 
 def test_status_lists_what_was_opened(tmp_path):
     fleet, directory = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost:1883"), tmp_path / "keeper"
-    grant = fleet.add_keeper(daemon.init(directory, "keeper").read_bytes())
-    daemon.join(directory, grant.read_bytes(), fleet.fingerprint)
+    grant = fleet.add_helper("keeper", daemon.init(directory, "keeper").read_bytes())
+    daemon.membership.join(directory, grant.read_bytes(), fleet.fingerprint)
     assert "nothing opened yet" in RUN.invoke(app, ["status", str(directory)]).stdout
     cells = [frozenset({b"a" * 16, b"b" * 16, b"c" * 16})]
     KeeperMemory.load(directory).opening(run_plan(), 4, b"d" * 32, cells).save(directory)

@@ -20,7 +20,7 @@ def test_doctor_looks_at_the_memory(tmp_path):
     directory = tmp_path / "keeper"
     card = daemon.init(directory, "keeper")
     assert results(directory)["membership"] == "failure"
-    daemon.join(directory, fleet.add_keeper(card.read_bytes()).read_bytes(), fleet.fingerprint)
+    daemon.membership.join(directory, fleet.add_helper("keeper", card.read_bytes()).read_bytes(), fleet.fingerprint)
     found = results(directory)
     assert (found["membership"], found["memory"], found["broker"]) == ("ok", "ok", "failure")
     (directory / MEMORY_FILE).unlink()

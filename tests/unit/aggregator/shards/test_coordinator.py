@@ -34,7 +34,7 @@ class Scene:
         parties = Parties(root, "dev-1", "dev-2")
         self.workers = []
         for name in NAMES:
-            grant = parties.owner.add_worker(workers.init(root / name, name).read_bytes())
+            grant = parties.owner.add_helper("worker", workers.init(root / name, name).read_bytes())
             self.workers.append(workers.join(root / name, grant.read_bytes(), parties.owner.fingerprint))
         self.server, self.members = parties.server, parties.members
         self.run = dataclasses.replace(with_workers(2), fleet="reef", workers=parties.owner.workers)

@@ -5,10 +5,10 @@ import pytest
 from aggregator.rounds.state import Order
 from aggregator.status.live_file import LiveFile
 from aggregator.status.record import StoredRun
-from aggregator.status.stored import fleet_status, free_bytes_of, stored_run
+from aggregator.status.stored import fleet_status, stored_run
 from aggregator.status.watch import FleetWatch
 from shoal.transport.base import Connected
-from shoal.util.files import exclusive
+from shoal.util.files import exclusive, free_bytes_of
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
 from tests.unit.aggregator.status.test_live_file import RUN

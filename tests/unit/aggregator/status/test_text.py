@@ -52,7 +52,6 @@ RUN = RunStatus(
 def test_the_line_for_the_service_manager(connected, run, line):
     found = LiveFacts(
         version="0.1.0",
-        started_at_s=AT,
         connection=ConnectionFacts(broker="mqtt://reef:1883", connected=connected, since_s=AT),
         devices={},
         run=None if run is None else dataclasses.replace(RUN, **run),

@@ -81,7 +81,7 @@ def test_empty_directory_is_filled(server, tmp_path):
 
 def test_a_worker_has_one_as_well(tmp_path):
     place = RunPlace(tmp_path)
-    grant = place.owner.add_worker(workers.init(tmp_path / "worker-0", "worker-0").read_bytes())
+    grant = place.owner.add_helper("worker", workers.init(tmp_path / "worker-0", "worker-0").read_bytes())
     workers.join(tmp_path / "worker-0", grant.read_bytes(), place.owner.fingerprint)
     save(tmp_path / "worker-0", tmp_path / "file")
     restore(tmp_path / "file", tmp_path / "again")

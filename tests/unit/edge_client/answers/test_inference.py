@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from edge_client.answers import inference
-from edge_client.answers.inference import Chosen, choose, predict
+from edge_client.answers.inference import Chosen, choose
 from edge_client.answers.loaded_model import probabilities_of
 from edge_client.storage.finished_models import FinishedModels, PersonalChoice, Validation
 from edge_client.storage.scales import Scale
@@ -137,9 +137,9 @@ def test_finished_model_answers_meanwhile(directory, bundle, live, data):
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     chosen = choose(directory)
     assert (chosen.live, chosen.own.cluster, [m.cluster for m in chosen.models]) == (False, 5, [0, 2, 5])
-    assert predict(directory, data).tolist() == [0, 1, 2]
-    assert predict(directory, data, node=0).tolist() == [0, 0, 0]
-    assert predict(directory, data, ensemble=True).tolist() == [0, 1, 0]
+    assert choose(directory).predict(data).tolist() == [0, 1, 2]
+    assert choose(directory).predict(data, node=0).tolist() == [0, 0, 0]
+    assert choose(directory).predict(data, ensemble=True).tolist() == [0, 1, 0]
 
 
 def personal(directory, name, theta=None):
@@ -162,10 +162,10 @@ def test_trained_model_answers(directory, bundle, live, data, tmp_path):
     """The model that the device trained answers unless a node is asked for."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "10", theta(2, 2, 1))
-    assert predict(directory, data).tolist() == [2, 2, 1]
-    assert predict(directory, data, node=5).tolist() == [0, 1, 2]
-    assert predict(directory, data, ensemble=True).tolist() == [0, 1, 0]
-    assert predict(directory, data, live=True).tolist() == [2, 2, 2]
+    assert choose(directory).predict(data).tolist() == [2, 2, 1]
+    assert choose(directory).predict(data, node=5).tolist() == [0, 1, 2]
+    assert choose(directory).predict(data, ensemble=True).tolist() == [0, 1, 0]
+    assert choose(directory, live=True).predict(data).tolist() == [2, 2, 2]
     chosen = choose(directory)
     assert chosen.document()["choice"] == "10"
     assert chosen.document(5)["choice"] == "cluster"
@@ -179,7 +179,7 @@ def test_chosen_model_above_answers(directory, bundle, live, data):
     """A model above answers if the device chose it."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "node-2")
-    assert predict(directory, data).tolist() == [0, 1, 1]
+    assert choose(directory).predict(data).tolist() == [0, 1, 1]
     assert choose(directory).document() == {"run": 1, "round": 9, "cluster": 2, "live": False, "choice": "node-2"}
 
 
@@ -196,13 +196,13 @@ def test_live_model_answers_if_asked(directory, bundle, live, data):
     finish(directory, bundle, model(5, 0, 1, 2))
     chosen = choose(directory, live=True)
     assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
-    assert predict(directory, data, live=True).tolist() == [2, 2, 2]
+    assert choose(directory, live=True).predict(data).tolist() == [2, 2, 2]
 
 
 def test_live_model_answers_at_first(directory, live, data):
     """The model under way answers while no run has finished."""
     assert choose(directory).live
-    assert predict(directory, data).tolist() == [2, 2, 2]
+    assert choose(directory).predict(data).tolist() == [2, 2, 2]
 
 
 def test_model_of_another_run_is_refused(directory, live):
@@ -235,7 +235,7 @@ def test_an_export_answers_as_its_model_does(directory, bundle, data, tmp_path):
         assert choose(directory).export(file, node=node).cluster == cluster
         session = onnxruntime.InferenceSession(Path(file).read_bytes())
         outputs, _ = session.run(None, {session.get_inputs()[0].name: X})
-        assert outputs.argmax(1).tolist() == predict(directory, data, node=node).tolist()
+        assert outputs.argmax(1).tolist() == choose(directory).predict(data, node=node).tolist()
 
 
 # ------------------------------------------------------------------------------------------------ standardised tasks

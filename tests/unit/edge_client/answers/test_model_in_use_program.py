@@ -171,8 +171,9 @@ def test_damaged_models_are_logged(device, caplog):
     assert runs(device) == []
 
 
-def test_a_change_in_the_same_tick_is_seen(device):
+def test_a_change_in_the_same_tick_is_seen(device, monkeypatch):
     """A change right after a look leaves the folder's time as it was, and the next look finds it."""
+    monkeypatch.setattr(model_in_use, "TICK_NS", 10**12)
     models = ModelInUse(device.directory, device.program)
     settle(models)
     folder = device.directory / "finished"

@@ -78,4 +78,5 @@ def test_a_residual_is_added_as_stored():
     stored = residual()
     assert (with_residual(UPDATE, stored, 2, Phase.TRAIN) == UPDATE + stored.vector()).all()
     assert with_residual(UPDATE, None, 2, Phase.TRAIN) is UPDATE
-    assert with_residual(UPDATE, dataclasses.replace(stored, length=3), 2, Phase.TRAIN) is UPDATE
+    head = dataclasses.replace(stored.head, length=3)
+    assert with_residual(UPDATE, dataclasses.replace(stored, head=head), 2, Phase.TRAIN) is UPDATE

@@ -11,7 +11,6 @@ from edge_client.learning.worker import InlineWorker
 from edge_client.protocol.round_state import Stage
 from edge_client.run import finishing
 from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels
-from edge_client.storage.state import DeviceState
 from shoal.errors import ConfigError, IntegrityError
 from shoal.limits import LOW_DISK_BYTES
 from tests.helpers.announced import announcement
@@ -164,7 +163,7 @@ def test_late_result_is_dropped(fleet):
 
 def test_full_disk_keeps_the_clusters_model(fleet, caplog, monkeypatch):
     """A full disk leaves the clusters model and a warning."""
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES)
+    monkeypatch.setattr("edge_client.storage.finished_models.free_bytes", lambda _: LOW_DISK_BYTES)
     assert finish_of(fleet, NAME)
     assert choice(fleet) is None
     (facts,) = logged(caplog, "personal finish failed: the cluster's model stays in use")

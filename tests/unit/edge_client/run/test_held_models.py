@@ -49,7 +49,7 @@ def damage(scene, models, at, factor=2.0):
     held = models.states.held[at]
     theta = held.theta * np.float32(factor)
     bad = ModelState.of(at, theta, run_id=scene.plan.run_id, digest_key=held.digest_key)
-    models._states = models.states.with_states([bad])
+    models.states = models.states.with_states([bad])
 
 
 def test_device_adds_the_mean_of_each_round(scene, models):
@@ -147,7 +147,7 @@ def test_erased_round_keys_make_it_no_help(scene, models):
     steps = (*steps, scene.step(7, {0: ONE}), scene.step(8, {0: ONE}))[-2:]
     lost = models["dev-3"]
     lost._store.commit(lost.states.keep(()), applied=7)
-    lost._states = lost.states.keep(())
+    lost.states = lost.states.keep(())
     with pytest.raises(MissingStateError):
         lost.locate(scene.announcement(9, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
 
@@ -198,7 +198,7 @@ def test_unneeded_wrong_state_is_dropped(tmp_path):
     announced = scene.announcement(2, states=at, checkpoints=refs, statements=statements(scene, models, 1))
     device = models["dev-3"]
     damage(scene, device, StateId(1, 0))
-    device._states = device.states.keep([StateId(1, 0)])
+    device.states = device.states.keep([StateId(1, 0)])
     assert scene.serve(device, announced)[0].tobytes() == origins(2)[0].tobytes()
     assert device.states.held.keys() == {StateId(0, 0)}
 

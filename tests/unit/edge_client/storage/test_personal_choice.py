@@ -14,7 +14,7 @@ from edge_client.storage.finished_models import (
     PersonalChoice,
     Validation,
 )
-from edge_client.storage.state import DeviceState, OwnModel
+from edge_client.storage.state import OwnModel
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import encode
@@ -119,7 +119,7 @@ def test_power_cut_leaves_one_choice(tmp_path):
 def test_small_disk_is_left_as_it_is(store, monkeypatch):
     """A disk with too little space is left as it is."""
     store.save_personal(CHOICE.of_cluster(), None)
-    monkeypatch.setattr(DeviceState, "free_bytes", lambda _: LOW_DISK_BYTES + 50)
+    monkeypatch.setattr("edge_client.storage.finished_models.free_bytes", lambda _: LOW_DISK_BYTES + 50)
     with pytest.raises(StorageError, match="too few for a personal model"):
         store.save_personal(CHOICE, THETA)
     assert store.personal(of_run(store, 1))[0].choice == "cluster"

@@ -17,7 +17,7 @@ def test_residual_comes_back_rounded():
     """A residual comes back with one percent of rounding."""
     found = parse_residual(stored().to_bytes() + b"bytes of an older, longer slot", TRANSFER)
     assert found == stored()
-    assert (found.run_id, found.round, found.model, found.length) == (RUN, 4, 2, 600)
+    assert (found.head.run_id, found.head.round, found.head.model, found.head.length) == (RUN, 4, 2, 600)
     assert np.linalg.norm(found.vector() - VECTOR) < 0.02 * np.linalg.norm(VECTOR)
     assert len(found.to_bytes()) < 600 * 1.2
 

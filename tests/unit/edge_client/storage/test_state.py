@@ -9,7 +9,7 @@ import pytest
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage.state import RUN_FILE, TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
 from shoal.errors import IntegrityError, StorageError
-from shoal.util.files import private_directory, write_private
+from shoal.util.files import free_bytes, private_directory, write_private
 from tests.helpers.disks import fill, small_disk
 
 MARK = ReplayWatermark(3, 1, 7, b"n" * 16)
@@ -89,7 +89,7 @@ def test_reason_is_noted_on_a_full_disk(tmp_path):
         state.clear_trouble()
         assert state.load_trouble() is None
         fill(place)
-        assert state.free_bytes() == 0
+        assert free_bytes(place) == 0
         with pytest.raises(StorageError):
             state.save_status({"stage": "working"})
         state.save_trouble(error, "2026-11-22T16:00:00Z")

@@ -45,7 +45,7 @@ def test_declaration_makes_another_task():
 def test_classes_are_numbered_by_place():
     """Classes have the numbers of their places."""
     assert [BOUNDED.class_of(name) for name in ("no", "yes", "never")] == [0, 2, None]
-    assert (BOUNDED.bounded, NO_DECLARATION.bounded) == (True, False)
+    assert (bool(BOUNDED.low), NO_DECLARATION.low) == (True, ())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_enrolled_while_the_owner_is_away(scene):
     registrar = scene.sit()
     (request,) = registrar.pending.values()
     assert (request.name, request.fingerprint) == ("dev-1", scene.print_of())
-    registrar.approve(request.fingerprint, NOW_S)
+    registrar.approve_all([request.fingerprint], NOW_S)
     scene.broker.pump()
     assert asking.granted
     member = DeviceMembership(scene.root / "dev-1")
@@ -96,7 +96,7 @@ def test_cut_approval_is_finished(scene):
     (request,) = scene.sit().pending.values()
     scene.tokens.use(token_id(token.secret), request.fingerprint)
     registrar = scene.sit()
-    registrar.approve(request.fingerprint, NOW_S)
+    registrar.approve_all([request.fingerprint], NOW_S)
     scene.broker.pump()
     assert asking.granted
 

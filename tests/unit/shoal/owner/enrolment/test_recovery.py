@@ -12,7 +12,7 @@ from edge_client.protocol.presence import receiving_notice
 from shoal.errors import BrokerUnreachableError, ConfigError, IntegrityError, UntrustedError
 from shoal.membership.backup import BackupFile
 from shoal.owner.enrolment import recovery
-from shoal.owner.enrolment.recovery import Recovery, pack, restore
+from shoal.owner.enrolment.recovery import pack, restore
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
 from shoal.protocol.topics import TopicKind
 from tests.helpers.enrolments import NOW_S, TOPICS, Connected, Scene
@@ -31,10 +31,10 @@ def scene(tmp_path, monkeypatch):
 
 @pytest.fixture
 def bring_back(scene):
-    """Restore into scene.root/restored, with options of `Recovery`."""
+    """Restore into scene.root/restored, with options of `restore`."""
 
     def bring(backup, **options):
-        return restore(backup, scene.root / "restored", LOCK, Recovery(**options), scene.complaints.append)
+        return restore(backup, scene.root / "restored", LOCK, scene.complaints.append, **options)
 
     return bring
 
@@ -105,7 +105,7 @@ def test_replaced_device_gets_no_old_key(scene, bring_back):
     (scene.root / "dev-1").rename(scene.root / "lost")
     scene.ask(scene.token(), "dev-1")
     registrar = scene.sit()
-    registrar.approve(registrar.give_way("dev-1", "", NOW_S), NOW_S)
+    registrar.approve_all([registrar.give_way("dev-1", "", NOW_S)], NOW_S)
     scene.broker.pump()
     scene.leave(*receiving_notice(DeviceMembership(scene.root / "dev-1")))
     fleet = bring_back(backup, roster=scene.owner.roster_bytes)

@@ -65,7 +65,7 @@ def approved(scene):
     token = scene.token()
     scene.ask(token)
     held = load_receiving(scene.root / "dev-1")
-    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.sit().approve_all([scene.print_of()], NOW_S)
     scene.broker.pump()
     clear(scene, token)
     return token, held
@@ -94,15 +94,15 @@ def test_open_program_approves_no_revoked(scene):
     token = scene.token()
     scene.ask(token)
     waiting = scene.sit(fleet=another(scene))
-    scene.sit().approve(scene.print_of(), NOW_S)
+    scene.sit().approve_all([scene.print_of()], NOW_S)
     scene.broker.pump()
     another(scene).revoke("dev-1")
     clear(scene, token)
     with pytest.raises(ConfigError, match="another device called"):
-        waiting.approve(scene.print_of(), NOW_S)
+        waiting.approve_all([scene.print_of()], NOW_S)
     waiting.pending.clear()
     with pytest.raises(UntrustedError, match="no request of fingerprint"):
-        waiting.approve(scene.print_of(), NOW_S)
+        waiting.approve_all([scene.print_of()], NOW_S)
     scene.broker.pump()
     assert granted(scene, token, None) is None
 
@@ -116,11 +116,11 @@ def test_next_command_finishes_an_approval(scene, monkeypatch, again):
     with monkeypatch.context() as patched:
         patched.setattr(registrar, "_answer", cut)
         with pytest.raises(PowerCutError):
-            registrar.approve(scene.print_of(), NOW_S)
+            registrar.approve_all([scene.print_of()], NOW_S)
     assert not asking.granted
     later = scene.sit(fleet=another(scene))
     if again == "approve":
-        assert later.approve(scene.print_of(), NOW_S).name == "dev-1"
+        assert later.approve_all([scene.print_of()], NOW_S)[0].name == "dev-1"
     scene.broker.pump()
     assert asking.granted
     assert rosters_of(scene) == ["dev-1"]
@@ -130,7 +130,7 @@ def test_approving_twice_publishes_again(scene):
     """Though the request is gone: the broker may have lost both."""
     token, held = approved(scene)
     scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
-    scene.sit(fleet=another(scene)).approve(scene.print_of().upper(), NOW_S + 10**6)
+    scene.sit(fleet=another(scene)).approve_all([scene.print_of().upper()], NOW_S + 10**6)
     scene.broker.pump()
     assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret
     assert rosters_of(scene) == ["dev-1"]
@@ -149,7 +149,7 @@ def test_fleet_is_locked_until_published(scene):
 
     scene.ask(scene.token(), "dev-2")
     registrar = scene.sit(drain=drain)
-    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     assert found == ["free", "locked"]
 
 
@@ -238,7 +238,7 @@ def test_drawing_approval_reaches_everybody(scene):
     scene.owner.take_run()
     sequence, old = scene.owner.roster.sequence, stays.grant
     (asking,), registrar = waiting_for(scene, "dev-2")
-    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     scene.broker.pump()
     assert asking.granted
     assert scene.owner.roster.keys_since == scene.owner.roster.sequence == sequence + 1
@@ -283,7 +283,7 @@ def test_one_unknown_approves_none(scene):
     with pytest.raises(UntrustedError, match="no request of fingerprint nobody waits on the broker"):
         registrar.approve_all([scene.print_of("dev-2"), "nobody"], NOW_S)
     assert (another(scene).roster, list(registrar.pending)) == (before, [scene.print_of("dev-2")])
-    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     scene.broker.pump()
     assert asking.granted
 
@@ -297,11 +297,11 @@ def test_next_command_delivers_lost_keys(scene, monkeypatch, again):
     with monkeypatch.context() as patched:
         patched.setattr(registrar, "_answer", cut)
         with pytest.raises(PowerCutError):
-            registrar.approve(scene.print_of("dev-2"), NOW_S)
+            registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     drawn = another(scene).roster.keys_since
     later = scene.sit(fleet=another(scene))
     if again == "approve":
-        later.approve(scene.print_of("dev-2"), NOW_S)
+        later.approve_all([scene.print_of("dev-2")], NOW_S)
     scene.broker.pump()
     assert asking.granted
     assert stays.take_grant(keys_left_for(scene, "dev-1"))

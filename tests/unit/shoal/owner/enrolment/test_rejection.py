@@ -52,7 +52,7 @@ def test_all_possible_are_approved(scene):
     assert scene.sit().pending == {}
     renamed = scene.ask(line, "pump-3b")
     registrar = scene.sit()
-    registrar.approve(scene.print_of("pump-3b"), NOW_S)
+    registrar.approve_all([scene.print_of("pump-3b")], NOW_S)
     scene.broker.pump()
     assert renamed.granted
 
@@ -70,7 +70,7 @@ def test_first_of_one_name_is_approved(scene, first):
     assert left.token == token_id(tokens[first].secret)
     (refused,) = registrar.refused.values()
     assert refused.reason == "another device called 'pi' asks as well"
-    registrar.approve(left.fingerprint, NOW_S)
+    registrar.approve_all([left.fingerprint], NOW_S)
     assert [d.name for d in scene.owner.roster.devices] == ["pi"]
 
 
@@ -93,7 +93,7 @@ def test_rejected_device_is_told_at_once(scene, by):
     assert (registrar.pending, other.granted) == ({}, False)
     assert "the owner has rejected" in str(other.refused)
     with pytest.raises(UntrustedError):
-        registrar.approve(scene.print_of("dev-2"), NOW_S)
+        registrar.approve_all([scene.print_of("dev-2")], NOW_S)
 
 
 def test_absent_device_is_told_later(scene):

@@ -33,7 +33,7 @@ def test_new_device_has_the_old_place(scene):
     """One roster, the same index and labels, new secrets for all; the old device is out and can't come back."""
     before, secrets = scene.owner.roster, scene.owner.secrets
     registrar = scene.sit()
-    registrar.approve(registrar.give_way(PUMP, "", NOW_S), NOW_S)
+    registrar.approve_all([registrar.give_way(PUMP, "", NOW_S)], NOW_S)
     scene.broker.pump()
     after = scene.owner.roster
     assert scene.asking.granted
@@ -46,7 +46,7 @@ def test_new_device_has_the_old_place(scene):
     scene.leave_request(token, make_request(old(scene), token, NOW_S, RECEIVING.public))
     registrar = scene.sit()
     with pytest.raises(UntrustedError, match="was replaced, and they are never taken again"):
-        registrar.approve(fingerprint(old(scene).member), NOW_S)
+        registrar.approve_all([fingerprint(old(scene).member)], NOW_S)
     with pytest.raises(UntrustedError, match="was replaced"):
         registrar.give_way(PUMP, "", NOW_S)
     assert scene.owner.roster == after
@@ -55,7 +55,7 @@ def test_new_device_has_the_old_place(scene):
 def test_revoked_device_is_replaced(scene):
     scene.owner.revoke(PUMP)
     registrar = scene.sit()
-    registrar.approve(registrar.give_way(PUMP, "", NOW_S), NOW_S)
+    registrar.approve_all([registrar.give_way(PUMP, "", NOW_S)], NOW_S)
     assert scene.owner.roster.active() == ("pump-1", PUMP)
 
 
@@ -65,7 +65,7 @@ def test_next_command_finishes_a_replacement(scene):
     fleet = FleetDirectory(scene.owner.path)
     assert fleet.listed(old(scene).member)
     registrar = scene.sit(fleet=fleet)
-    registrar.approve(registrar.give_way(PUMP, "", NOW_S), NOW_S)
+    registrar.approve_all([registrar.give_way(PUMP, "", NOW_S)], NOW_S)
     scene.broker.pump()
     assert scene.asking.granted
     assert not fleet.listed(old(scene).member)
@@ -84,9 +84,9 @@ def test_only_one_request_takes_the_place(scene):
     with pytest.raises(UntrustedError, match="has expired"):
         registrar.give_way(PUMP, scene.print_of(PUMP), NOW_S + 10**6)
     with pytest.raises(ConfigError, match="another device called"):
-        registrar.approve(fingerprint(stranger.member), NOW_S)
+        registrar.approve_all([fingerprint(stranger.member)], NOW_S)
     wanted = registrar.give_way(PUMP, scene.print_of(PUMP), NOW_S)
-    assert registrar.approve(wanted, NOW_S) == scene.owner.roster.device(PUMP)
+    assert registrar.approve_all([wanted], NOW_S)[0] == scene.owner.roster.device(PUMP)
 
 
 def test_names_in_sight_are_one_device_each(scene):
@@ -105,7 +105,7 @@ def test_names_in_sight_are_one_device_each(scene):
     owner.label(["pump-1"], {"name": "pump-8"})
     scene.ask(scene.token(), "pump-8")
     with pytest.raises(ConfigError, match="another device called 'pump-8'"):
-        scene.sit().approve(scene.print_of("pump-8"), NOW_S)
+        scene.sit().approve_all([scene.print_of("pump-8")], NOW_S)
     keys_since = owner.roster.keys_since
     owner.label([PUMP, "pump-1"], {"site": "", "line": "3"})
     assert owner.roster.labels == ("line=3,name=pump-8", "line=3")

@@ -213,7 +213,7 @@ def test_restored_owners_approval_counts_on(scene, restored):
     registrar = scene.sit(fleet=restored)
     registrar.look_for_roster()
     scene.broker.pump()
-    registrar.approve(scene.print_of("dev-2"), NOW_S)
+    registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     scene.broker.pump()
     assert restored.roster.sequence > on_broker
     assert asking.granted

@@ -284,7 +284,7 @@ def test_clusters_begin_with_earlier_models(fleet, algorithm):
 def test_too_many_comparisons_are_refused(fleet, tmp_path, monkeypatch):
     """A run whose workers would compare too many updates is refused."""
     for name in ("worker-0", "worker-1"):
-        fleet.add_worker(workers.init(tmp_path / name, name).read_bytes())
+        fleet.add_helper("worker", workers.init(tmp_path / name, name).read_bytes())
     options = dataclasses.replace(OPTIONS, algorithm="cfl")
     assert len(draft_plan(fleet, LARGER, options).workers) == 2
     monkeypatch.setattr("aggregator.strategies.registry.MOST_COMPARED", 0)

@@ -25,9 +25,10 @@ def embedded(page):
     return json.loads(text)
 
 
-def test_report_has_the_stored_rounds(directory):
+def test_report_has_the_stored_rounds(directory, tmp_path):
     """A report has the stored rounds while the aggregator writes."""
-    data = embedded(run_report(directory))
+    run_report(directory, tmp_path / "report.html")
+    data = embedded((tmp_path / "report.html").read_bytes())
     assert (data["title"], data["kind"], data["status"]) == ("reef", "still", None)
     assert (data["runs"][0]["closed"], data["runs"][0]["rounds"]) == (7, 60)
     assert data["runs"][0]["events"][0]["text"] == "cluster 0, children 1+2"
@@ -36,7 +37,7 @@ def test_report_has_the_stored_rounds(directory):
 def test_directory_without_run_has_a_hint(tmp_path):
     """A directory without a run is an error with a hint."""
     with pytest.raises(ConfigError, match="holds no run") as caught:
-        run_report(tmp_path)
+        run_report(tmp_path, tmp_path / "report.html")
     assert "server/run-000001" in caught.value.hint
 
 

@@ -34,15 +34,15 @@ def test_a_schedule_of_options():
 @pytest.mark.parametrize(
     ("every", "at_most", "until", "error"),
     [
-        ("1w", 3, "", "--every 1w: a number with a unit"),
-        ("0d", 3, "", "the seconds between two scheduled runs"),
+        ("1w", 3, "", "'1w' is not a duration"),
+        ("0d", 3, "", "'0d' is not a duration"),
         ("1d", None, "", "--at-most is missing"),
         ("1d", 0, "", "the number of scheduled runs is from 1"),
         ("1d", limits.MAX_SCHEDULED_RUNS + 1, "", "the number of scheduled runs"),
         ("1d", 3, "tomorrow", "--until tomorrow: a date"),
         ("1d", 3, "2020-01-01", "is over"),
         ("1d", 3, "2999-01-01", "the roster expires"),
-        ("999999d", 3, "", "the seconds between two scheduled runs"),
+        ("999999d", 3, "", "'999999d' is not a duration"),
     ],
 )
 def test_bad_options(every, at_most, until, error):

@@ -14,7 +14,7 @@ def test_names_with_commas_between():
     made = declare(features='radius, area ,"a, b"', label="diagnosis", labels="benign,malignant")
     assert made.features == ("radius", "area", "a, b")
     assert (made.label, made.labels) == ("diagnosis", ("benign", "malignant"))
-    assert (made.standardise, made.missing, made.bounded) == ("local", "error", False)
+    assert (made.standardise, made.missing, made.low) == ("local", "error", ())
     assert declare() == NO_DECLARATION
 
 
