@@ -62,9 +62,9 @@ def send_again(fleet: FleetDirectory) -> None:
         return
     try:
         runs.answer(fleet, RequestAction.START, package=package)
-        note("the standing order is signed under the new keys, and the aggregator has it")
+        note("the aggregator has the standing order, signed under the newest keys")
     except ShoalError as error:
-        note(f"warning: the standing order is signed under the new keys, and the aggregator has not got it: {error}")
+        note(f"warning: the standing order is signed under the newest keys, and the aggregator has not got it: {error}")
         note(f"until then no run of it begins: shoal-fleet publish {fleet.path} sends it")
 
 

@@ -65,7 +65,7 @@ def test_keys_are_drawn(fleet, capsys):
     owner.rotate()
     fleet.publish()
     schedules.send_again(owner)
-    assert "is signed under the new keys, and the aggregator has it" in capsys.readouterr().err
+    assert "the aggregator has the standing order, signed under the newest keys" in capsys.readouterr().err
     assert fleet.standing.plan.key_version == owner.roster.keys_since
 
 
