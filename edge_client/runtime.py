@@ -697,7 +697,7 @@ class DeviceRuntime:
 
     def _resume_run(self) -> None:
         """Follow the run from before a restart; a device that can't do its task any more waits for a later run."""
-        run = self._following.resumed()
+        run = self._following.resumed(self.session.round.mark)
         if run is None:
             return
         try:

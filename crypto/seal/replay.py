@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import UntrustedError
 from shoal.protocol.messages import Announcement
+from shoal.protocol.states import NO_TRANSCRIPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +15,14 @@ class ReplayWatermark:
 
     Attributes:
         roster, run, round: the highest accepted ones; nonce: 16 bytes of that round.
+        transcript: the head of the run's transcript after that round, 32 bytes.
     """
 
     roster: int = 0
     run: int = 0
     round: int = 0
     nonce: bytes = b""
+    transcript: bytes = NO_TRANSCRIPT
 
     @property
     def place(self) -> tuple[int, int]:
@@ -41,4 +44,4 @@ class ReplayWatermark:
             raise UntrustedError(f"run {a.run} round {a.round} announced after run {self.run} round {self.round}")
         if a.place == self.place and a.nonce != self.nonce:
             raise UntrustedError(f"run {a.run} round {a.round} announced twice, differently")
-        return ReplayWatermark(a.roster_sequence, a.run, a.round, a.nonce)
+        return ReplayWatermark(a.roster_sequence, a.run, a.round, a.nonce, a.held.transcript)

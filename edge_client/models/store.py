@@ -19,8 +19,13 @@ later ones are certified: the owner can begin another run with them.
 
 A replaced or removed file may stay readable in free blocks of the disk; only an encrypted disk prevents that.
 
-Example: in round 7 the device takes the round's keys, which makes round 7 pending, and uploads. The step of round 7 brings
-the mean: `StateStore.commit` stores state (0, 7), and removes the keys of round 7 and state (0, 6).
+The broker retains the means of two rounds. A device that takes part in every round therefore stores its states in the even ones
+only: that write takes the keys of two rounds, and after a restart the device applies up to two means. In between, the upload's
+slot has the transcript (`StateStore.saw`).
+
+Example: in round 8 the device stores state (0, 7) and takes the keys of rounds 8 and 9, which makes both pending. In round 9 it
+stores its upload alone. The step of round 9 brings the mean: `StateStore.commit` stores state (0, 9), and removes state (0, 7)
+and the keys of rounds 8 and 9.
 """
 
 from __future__ import annotations
@@ -141,7 +146,7 @@ class StateStore:
 
     Attributes:
         pending: keys by round.
-        transcript: as stored by the last `commit`.
+        transcript: as stored by the last `commit`, or taken by `saw`.
         longest: norm of the device's longest update in the run; the next write stores it.
     """
 
@@ -156,6 +161,7 @@ class StateStore:
         self._left_over: set[bytes] = set()
         self._certificate, self._certified = StateCertificate(()), set[bytes]()
         self._peeked: tuple[RunChain, RoundKeys, RunChain] | None = None
+        self._committed = 0
         self.pending = dict(pending)
         self.transcript = Transcript()
         self.longest = 0.0
@@ -335,7 +341,7 @@ class StateStore:
         *,
         applied: int,
         waiting: Collection[int] = (),
-        taking: int | None = None,
+        taking: Collection[int] = (),
         transcript: Transcript | None = None,
     ) -> None:
         """Make ``states`` the states held, durably, then erase the keys of the rounds up to ``applied``.
@@ -346,7 +352,7 @@ class StateStore:
             states: all states to hold.
             applied: the newest round whose step is applied, or superseded by a checkpoint; 0 before the first.
             waiting: rounds up to it whose keys stay, see `edge_client.models.recipes.CatchUp`.
-            taking: a later round, whose keys become pending in the same write.
+            taking: later rounds, ascending, whose keys become pending in the same write.
             transcript: the run's transcript from now on; None leaves it as it is.
 
         Raises:
@@ -366,8 +372,8 @@ class StateStore:
         if chain.next_round <= applied:
             chain = chain.copy()
             chain.skip_to(applied + 1)
-        if taking is not None and taking >= chain.next_round:
-            chain = self._take(chain, taking, pending)
+        for round_ in [r for r in taking if r >= chain.next_round]:
+            chain = self._take(chain, round_, pending)
         transcript = transcript or self.transcript
         old = (self._held, self.pending, self._chain.next_round, self.transcript)
         if (held, pending, chain.next_round, transcript) != old:
@@ -377,10 +383,24 @@ class StateStore:
         self._held, self.pending = held, pending
         if chain is not self._chain:
             self._chain, self._peeked = chain, None
+        self._committed = min(taking, default=0)
         self._remove_left_over()
 
+    def saw(self, transcript: Transcript) -> bool:
+        """Take the transcript of a round without a write, if the device can go on from the states stored in the round before.
+
+        Returns whether it can. The head then stands in the slot of the round's upload.
+        """
+        if self._committed != transcript.round - 1 or transcript.round % RETAINED_STEPS == 0:
+            return False
+        if transcript.round not in self.pending:
+            return False  # a newer key version came into force
+        self.transcript = transcript
+        return True
+
     def at_rest(self, states: ModelStates, used: Container[StateId]) -> ModelStates:
-        """Return the states held: long ones that are not ``used`` now are read from their files, and take no memory."""
+        """Return the states held: long ones on disk that are not ``used`` now are read from there, and take no memory."""
+        on_disk = {held.digest for held in self._held}
 
         def vector(state: ModelState) -> Float32Vector:
             at = self._path(state.digest).stat().st_size - state.theta.nbytes
@@ -389,7 +409,10 @@ class StateStore:
         resting = {
             id_: replace(state, theta=vector(state))
             for id_, state in states.held.items()
-            if id_ not in used and state.theta.flags.owndata and state.theta.nbytes >= RESTING_FROM_BYTES
+            if id_ not in used
+            and state.theta.flags.owndata
+            and state.theta.nbytes >= RESTING_FROM_BYTES
+            and state.digest in on_disk
         }
         return states.with_states(resting.values())
 

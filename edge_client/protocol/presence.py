@@ -415,8 +415,9 @@ class Uplink(Generic[R]):
             name=piece.transfer_id,
         )
         qos: Qos = channel.least_qos if asked is None and devices * len(chunks) <= limits.RECEIVE_MAXIMUM else 1
-        for chunk in chunks:
-            self._transport.publish(topic, chunk, qos=qos)
+        with self._transport.together():
+            for chunk in chunks:
+                self._transport.publish(topic, chunk, qos=qos)
 
     def remind(self, mark: ReplayWatermark, run_id: bytes, turn: int) -> None:
         """Send a reminder; ``turn`` is the retransmission counter."""

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crypto.mask.schedule import RoundKeys, RunChain, VersionKey
+    from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
     from edge_client.storage.state import DeviceState
     from shoal.protocol.documents import RunPlan
@@ -150,8 +151,10 @@ def keep_run(
     return HeldModels(begun.run, membership, store, begun.states)
 
 
-def resume_run(package: bytes | memoryview, membership: DeviceMembership) -> tuple[Run, HeldModels]:
-    """Return the run that `keep_run` stored, and the models held.
+def resume_run(
+    package: bytes | memoryview, membership: DeviceMembership, mark: ReplayWatermark
+) -> tuple[Run, HeldModels]:
+    """Return the run that `keep_run` stored, and the models held; ``mark`` is the stored one.
 
     Raises:
         IntegrityError: the stored states are damaged or of another run.
@@ -161,6 +164,8 @@ def resume_run(package: bytes | memoryview, membership: DeviceMembership) -> tup
     store = StateStore.open(membership.directory)
     if store is None or store.run_id != plan.run_id:
         raise IntegrityError("the stored model states are of another run")
+    if mark.run == plan.run and mark.round > store.transcript.round:
+        store.transcript = replace(store.transcript, round=mark.round, head=mark.transcript)
     states, errors = store.load()
     for error in errors:
         LOG.warning("a model state is lost", extra={"kv": {"reason": error, "hint": error.hint}})
@@ -304,13 +309,13 @@ class RunFollower:
         self.held: HeldModels | None = None
         self._begun: OpenedRun | None = None
 
-    def resumed(self) -> Run | None:
-        """Return the run that was followed before a restart, if there was one and it can be opened."""
+    def resumed(self, mark: ReplayWatermark) -> Run | None:
+        """Return the run that was followed before a restart, if it can be opened; ``mark`` is the stored one."""
         package = self._files.load_run()
         if package is None:
             return None
         try:
-            run, self.held = resume_run(package, self._membership)
+            run, self.held = resume_run(package, self._membership, mark)
         except (UntrustedError, IntegrityError, NotEnrolledError) as error:
             LOG.warning("the stored run can't be resumed", extra={"kv": {"reason": error, "hint": error.hint}})
             return None

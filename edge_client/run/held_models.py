@@ -519,7 +519,9 @@ class HeldModels:
         return None if at is None else self.states.held[at]
 
     def store(self, announcement: Announcement) -> None:
-        """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one.
+        """Make the states of the round durable, erase the keys of earlier rounds, and take those of this one and the next.
+
+        In every second round nothing is written, see `edge_client.models.store`.
 
         Raises:
             StorageError: the disk is full or fails; the states and keys of the round before are still there.
@@ -527,8 +529,14 @@ class HeldModels:
         round_ = announcement.round
         transcript = Transcript(round_, announcement.held.transcript, announcement.held.offers)
         self._certify()
+        if not announcement.finished and self._store.saw(transcript):
+            return
         self._store.commit(
-            self.states, applied=round_ - 1, waiting=self._way.waiting, taking=round_, transcript=transcript
+            self.states,
+            applied=round_ - 1,
+            waiting=self._way.waiting,
+            taking=range(round_, round_ + RETAINED_STEPS),
+            transcript=transcript,
         )
         offers = () if announcement.finished else announcement.held.offers
         self.states = self._store.at_rest(self.states, {offer.at for offer in offers})

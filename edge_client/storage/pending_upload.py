@@ -20,7 +20,7 @@ from edge_client.storage.residual import Residual, parse_residual
 from edge_client.upload_pieces import transfer_of
 from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.codec import U32, Fixed16, decode_prefix, encode, message
+from shoal.protocol.codec import U32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import open_own, read_private, sync_directory, write_failed
@@ -41,6 +41,7 @@ class Mark:
     run: U32
     round: U32
     nonce: Fixed16
+    transcript: Fixed32
     transfer: Fixed16
     length: U32
     private: U32 = 0
@@ -88,14 +89,14 @@ class PendingUploadFiles:
         The two slots are overwritten in turn. That takes a quarter of the time of creating and syncing a new file, and wears
         flash less. A power cut during the write leaves the other slot intact, and no newer upload has been sent by then.
         """
-        nonce, name = mark.nonce.ljust(16, b"\0"), transfer.ljust(16, b"\0")
         head = encode(
             Mark(
                 roster=mark.roster,
                 run=mark.run,
                 round=mark.round,
-                nonce=nonce,
-                transfer=name,
+                nonce=mark.nonce.ljust(16, b"\0"),
+                transcript=mark.transcript,
+                transfer=transfer.ljust(16, b"\0"),
                 length=len(sealed),
                 private=len(private),
             )
@@ -175,6 +176,5 @@ class PendingUploadFiles:
         if digest != sha256(encode(mark)) or len(sealed) != mark.length or torn:
             LOG.warning("a slot is damaged", extra={"kv": {"file": name, "reason": "cut short or torn"}})
             return None
-        return PendingUpload(
-            ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce), mark.transfer, sealed, residual, private
-        )
+        known = ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.transcript)
+        return PendingUpload(known, mark.transfer, sealed, residual, private)

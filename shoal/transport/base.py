@@ -8,6 +8,7 @@ protocol has acknowledgements of its own and removes duplicates.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -118,6 +119,9 @@ class Transport(Protocol):
             WireError: the packet is above MAX_PACKET_BYTES, the topic is not publishable, the queue is full, or the
                 transport is closed.
         """
+
+    def together(self) -> AbstractContextManager[None]:
+        """Send what the block publishes once it ends, with less work than one by one."""
 
     def subscribe(self, topic_filter: str) -> None:
         """Subscribe to ``topic_filter``, now and after every reconnection.

@@ -164,7 +164,7 @@ class MqttTransport:
         self._lock = threading.Lock()
         self._wake_fd = -1
         # Whether the network thread waits, and whether something was queued since it looked at the queues.
-        self._asleep = self._news = False
+        self._asleep = self._news = self._gathers = False
         self._queue: deque[Publish] = deque()
         self._waiting_bytes = 0
         self._requests: deque[tuple[str, bool]] = deque()
@@ -267,6 +267,17 @@ class MqttTransport:
                 )
             self._waiting_bytes += len(payload)
             self._queue.append(Publish(topic, payload, retain, qos))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Wake the network thread once for all that the block queues."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            with self._waking():
+                pass
 
     def subscribe(self, topic_filter: str) -> None:
         """Subscribe to ``topic_filter``, now and after every reconnection; a repeated call requests what is retained again."""
@@ -381,7 +392,8 @@ class MqttTransport:
         """
         with self._lock:
             yield
-            self._news, waits, self._asleep = True, self._asleep, False
+            waits = self._asleep and not self._gathers
+            self._news, self._asleep = True, self._asleep and not waits
         if waits:
             os.eventfd_write(self._wake_fd, 1)
 

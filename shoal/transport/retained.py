@@ -56,8 +56,9 @@ class RetainedPublisher:
         self._held[base] = _Held(payload=payload, kind=kind, round=round_, name=name, chunk_bytes=size, topics=topics)
         for topic in set(before.topics if before else ()) - set(topics):
             self._transport.publish(topic, b"", retain=True)
-        for topic, chunk in zip(topics, chunks, strict=True):
-            self._transport.publish(topic, chunk, retain=True)
+        with self._transport.together():
+            for topic, chunk in zip(topics, chunks, strict=True):
+                self._transport.publish(topic, chunk, retain=True)
         return name
 
     def clear(self, base: str) -> None:

@@ -54,7 +54,7 @@ def chain(version=1, run_id=RUN_ID, first_round=1):
 def take(store, round_):
     """Let a store take the keys of a round, as at its opening, and return them."""
     states, _ = store.load()
-    store.commit(states, applied=0, taking=round_)
+    store.commit(states, applied=0, taking=(round_,))
     return store.peek(round_)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from aggregator import membership as aggregators
 from crypto.seal.envelope import seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
@@ -55,6 +57,8 @@ class Line:
         self.dropped = []
         self.sent = []
         self.closed = False
+
+    together = staticmethod(nullcontext)
 
     def publish(self, topic, payload, *, retain=False, **_qos):
         """Record a publish."""

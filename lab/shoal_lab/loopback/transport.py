@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -278,6 +279,10 @@ class LoopbackTransport:
         if self._closed:
             raise UsageError(f"transport {self.client_id!r} is closed")
         self._broker.schedule(0.0, lambda: None if self._closed else self._broker.accept(self))
+
+    def together(self) -> AbstractContextManager[None]:
+        """Do nothing more: what is published leaves with the next ``pump`` anyway."""
+        return nullcontext()
 
     def publish(self, topic: str, payload: bytes | Chunk, *, retain: bool = False, qos: Qos = 1) -> None:
         """Queue a message; the first ``pump`` after the connection is accepted delivers it.

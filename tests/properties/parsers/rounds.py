@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head, seal_to_group
+from crypto.seal.replay import ReplayWatermark
 from edge_client.models.checkpoints import CONTENT_LABEL, checkpoint_head
 from edge_client.models.store import StateStore
 from edge_client.protocol import round_state as agent
@@ -118,5 +119,5 @@ def parsers(root):
         Parser("checkpoint, by a device", (inside,), taken(rounds.ref, rounds.resealed)),
         Parser("checkpoint, to a newcomer", (inside,), late),
         Parser("run package", (rounds.scene.package,), lambda d: open_run(d, newcomer)),
-        Parser("stored run", (stored,), lambda d: resume_run(d, rounds.member)),
+        Parser("stored run", (stored,), lambda d: resume_run(d, rounds.member, ReplayWatermark())),
     ]

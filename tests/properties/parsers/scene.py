@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from contextlib import nullcontext
 
 from shoal_lab.loopback.faults import Hop
 
@@ -88,6 +89,8 @@ class Silent:
         """Do nothing."""
 
     unsubscribe = subscribe
+
+    together = staticmethod(nullcontext)
 
     def publish(self, topic, payload, *, retain=False, qos=1):
         """Do nothing."""
@@ -224,7 +227,11 @@ class Scene:
             LastBackup: [encode(LastBackup(7, 1000))],
             TokenFile: [encode(TokenFile(self.token, 1000, ""))],
             EarlierVersions: [encode(EarlierVersions((EarlierVersion(7, 3, bytes(32)),)))],
-            Mark: [encode(Mark(roster=1, run=1, round=2, nonce=bytes(16), transfer=bytes(16), length=0))],
+            Mark: [
+                encode(
+                    Mark(roster=1, run=1, round=2, nonce=bytes(16), transcript=bytes(32), transfer=bytes(16), length=0)
+                )
+            ],
             ModelFile: [encode(ModelFile(1, bytes(16), 2, 0, 28))],
         }
         return _with_parts(found | _finished())

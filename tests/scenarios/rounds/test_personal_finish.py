@@ -46,7 +46,7 @@ def test_no_device_stores_the_origin(tmp_path):
             files = (p for p in fleet.stage.device_dir(NAME).rglob("*") if p.is_file())
             return [p.name for p in files if theta[:8].astype("<f4").tobytes() in p.read_bytes()]
 
-        fleet.run_until(lambda: fleet.closed() == 2, 100)
+        fleet.run_until(lambda: fleet.closed() == 3, 100)
         (state,) = held_states(fleet, NAME).values()
         assert holding(state)  # the search can find a model
         assert holding(origin) == []

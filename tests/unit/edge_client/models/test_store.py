@@ -216,7 +216,7 @@ def test_keys_are_derived_once(directory, monkeypatch):
     real = RunChain.take
     monkeypatch.setattr(RunChain, "take", lambda self: derived.append(self.next_round) or real(self))
     peeked = [store.peek(2) for _ in range(3)]
-    store.commit(states, applied=1, taking=2)
+    store.commit(states, applied=1, taking=(2,))
     assert derived == [2]
     assert {keys.content for keys in (*peeked, store.peek(2))} == {expected_keys(2).content}
     assert store.peek(3).content == expected_keys(3).content, "of the chain after the commit"
@@ -229,13 +229,36 @@ def test_commit_takes_the_open_rounds_keys(directory):
     store = started(directory)
     states, _ = store.load()
     keys = store.peek(4)
-    store.commit(states, applied=3, taking=4)
+    store.commit(states, applied=3, taking=(4,))
     opened = StateStore.open(directory)
     assert opened.pending.keys() == {4}
     assert opened.peek(4).content == keys.content
     assert not opened.has_keys(3)
-    opened.commit(states, applied=3, taking=4)
+    opened.commit(states, applied=3, taking=(4,))
     assert StateStore.open(directory).pending.keys() == {4}, "announced again"
+
+
+def test_every_second_round_is_stored(directory):
+    """A device goes on without a write only from the round before, and only with the keys of this round."""
+    store = started(directory)
+    states, _ = store.load()
+
+    def saw(round_):
+        return store.saw(Transcript(round_, bytes([round_]) * 32))
+
+    assert not saw(3), "nothing was stored in round 2"
+    store.commit(states, applied=1, taking=range(2, 4), transcript=Transcript(2, b"b" * 32))
+    assert StateStore.open(directory).pending.keys() == {2, 3}
+    before = contents(directory)
+    assert saw(3)
+    assert store.transcript.round == 3
+    assert contents(directory) == before
+    assert not saw(4), "it has no means of three rounds"
+    store.commit(states, applied=3, taking=range(4, 6))
+    assert StateStore.open(directory).pending.keys() == {4, 5}
+    assert not any(expected_keys(r).content in contents(directory) for r in (2, 3)), "keys of applied rounds"
+    store.renew(chain(2, first_round=5))
+    assert not saw(5), "its keys are those of a newer version"
 
 
 def test_skipped_rounds_can_not_be_taken(directory):

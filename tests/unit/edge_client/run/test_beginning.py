@@ -9,6 +9,7 @@ import pytest
 
 from crypto.seal.envelope import SealError
 from crypto.seal.identity import sign_document
+from crypto.seal.replay import ReplayWatermark
 from edge_client import membership as devices
 from edge_client.membership import DeviceMembership
 from edge_client.models.checkpoints import BadCheckpointError
@@ -87,7 +88,7 @@ def test_restarted_run_keeps_package_shut(scene):
     member = scene.parties.members["dev-1"]
     keep(scene, member)
     files = DeviceState(member.directory)
-    run, models = resume_run(files.load_run(), again(member))
+    run, models = resume_run(files.load_run(), again(member), ReplayWatermark())
     assert run.plan == scene.plan
     assert run.bundle.digest == scene.plan.task_digest
     assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
@@ -110,7 +111,7 @@ def test_power_cut_leaves_a_usable_run(scene, tmp_path):
         package = DeviceState(member.directory).load_run()
         try:
             assert package is not None
-            _, models = resume_run(package, restarted)
+            _, models = resume_run(package, restarted, ReplayWatermark())
         except (AssertionError, IntegrityError):
             models = keep(scene, restarted)
         assert models.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
@@ -127,7 +128,7 @@ def test_other_runs_states_are_not_continued(scene, tmp_path):
     other = Scene(tmp_path / "other", "dev-1")
     StateStore.begin(member.directory, other.chain())
     with pytest.raises(IntegrityError, match="another run"):
-        resume_run(package, again(member))
+        resume_run(package, again(member), ReplayWatermark())
 
 
 def test_damaged_state_is_forgotten(scene, caplog):
@@ -136,7 +137,7 @@ def test_damaged_state_is_forgotten(scene, caplog):
     keep(scene, member)
     (path,) = (member.directory / "models").glob("state-*.bin")
     path.write_bytes(path.read_bytes()[:-1])
-    _, models = resume_run(DeviceState(member.directory).load_run(), again(member))
+    _, models = resume_run(DeviceState(member.directory).load_run(), again(member), ReplayWatermark())
     assert models.states.held == {}
     assert "a model state is lost" in caplog.text
 
@@ -153,7 +154,7 @@ def test_run_earlier_version_stored_refused(scene, caplog, format_):
     old = earlier_plan(owner.owner, scene.plan) if earlier else sign_document(owner.owner, owner.roster)
     files.save_run(encode(dataclasses.replace(parts, plan=old)))
     follower = RunFollower(again(member), files)
-    assert follower.resumed() is None
+    assert follower.resumed(ReplayWatermark()) is None
     assert follower.held is None
     (record,) = [r for r in caplog.records if r.message == "the stored run can't be resumed"]
     assert "an earlier version of Shoal" in str(record.kv["reason"])
@@ -208,7 +209,7 @@ def test_newcomer_begins_with_a_checkpoint(late):
     models = keep_run(begun, late.scene.package, late.member, DeviceState(late.member.directory))
     theta = late.scene.serve(models, late.announced)[0]
     assert theta.tobytes() == origins()[0].tobytes()
-    _, resumed = resume_run(DeviceState(late.member.directory).load_run(), again(late.member))
+    _, resumed = resume_run(DeviceState(late.member.directory).load_run(), again(late.member), ReplayWatermark())
     assert resumed.states.digests() == models.states.digests()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import place_assignment
+from crypto.seal.replay import ReplayWatermark
 from edge_client.models.checkpoints import BadCheckpointError, open_checkpoint
 from edge_client.models.states import ModelState
 from edge_client.models.store import FOLDER, stored_certificate
@@ -14,6 +15,7 @@ from edge_client.run.beginning import resume_run
 from edge_client.run.held_models import CertifiedStates, check_segments, length_of, needed_states, segment_of
 from edge_client.storage.state import DeviceState
 from shoal.errors import (
+    ForkedHistoryError,
     IntegrityError,
     KeyMismatchError,
     MissingStateError,
@@ -78,14 +80,31 @@ def test_only_needed_means_are_fetched(scene, models):
 
 
 def test_states_are_stored_and_keys_erased(scene, models):
-    """States are stored and the keys of the rounds applied are erased."""
-    steps = to_round(scene, models, 2)
-    scene.serve(models["dev-1"], scene.announcement(3, steps=steps))
+    """In an even round states are stored, and the keys of the rounds applied are erased."""
+    steps = to_round(scene, models, 3)
+    scene.serve(models["dev-1"], scene.announcement(4, steps=steps))
     member = scene.parties.members["dev-1"]
-    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member, ReplayWatermark())
     assert resumed.states.digests() == models["dev-1"].states.digests()
-    assert not resumed._store.has_keys(2)
-    assert resumed._store.pending.keys() == {3}, "they are needed for this round's update and mean"
+    assert not resumed._store.has_keys(3)
+    assert resumed._store.pending.keys() == {4, 5}, "they are needed for the updates and means of two rounds"
+
+
+def test_odd_rounds_are_made_again(scene, models):
+    """After a restart in an odd round a device knows its transcript, and applies the means of two rounds to the same bits."""
+    steps = to_round(scene, models, 3)
+    device, member = models["dev-1"], scene.parties.members["dev-1"]
+    announced, again = scene.announcement(4, steps=steps), scene.parties.members["dev-2"]
+    mark = ReplayWatermark(run=scene.plan.run, round=3, transcript=device.head.transcript)
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member, mark)
+    assert resumed.states.held.keys() == {StateId(0, 1)}
+    assert resumed.head == device.head
+    assert resumed.locate(announced, TRAIN).keys() == {scene.label(mean_number(0, r)) for r in (2, 3)}
+    assert scene.serve(resumed, announced)[0].tobytes() == scene.serve(device, announced)[0].tobytes()
+    for known, error in ((ReplayWatermark(), MissingStateError), (mark, ForkedHistoryError)):
+        _, resumed = resume_run(DeviceState(again.directory).load_run(), again, known)
+        with pytest.raises(error):
+            resumed.locate(changed(announced, transcript=b"x" * 32), TRAIN)
 
 
 def test_restart_makes_unstored_states_again(scene, models):
@@ -96,7 +115,7 @@ def test_restart_makes_unstored_states_again(scene, models):
         device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
     theta = device.thetas(announced, TRAIN)[0]
     member = scene.parties.members["dev-1"]
-    _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member, ReplayWatermark())
     assert resumed.states.held.keys() == {StateId(0, 1)}
     assert scene.serve(resumed, announced)[0].tobytes() == theta.tobytes()
     assert resumed.context(announced, TRAIN).key_id == device.context(announced, TRAIN).key_id
@@ -554,13 +573,15 @@ def test_signatures_are_verified_if_needed(scene, models, monkeypatch):
 
 def test_follower_verifies_no_signature(scene, models, monkeypatch):
     """A device that follows keeps the newest certificate and verifies no signature."""
-    steps = to_round(scene, models, 3)
+    steps = to_round(scene, models, 4)
     device, member = models["dev-1"], scene.parties.members["dev-1"]
     verified = []
     monkeypatch.setattr("crypto.seal.identity.check_document", lambda *_: verified.append(1))
     monkeypatch.setattr("shoal.membership.statements.check_document", lambda *_: verified.append(1))
-    signed = statements(scene, models, 3)
-    announced = scene.announcement(4, steps=steps, statements=signed)
+    signed = statements(scene, models, 4)
+    scene.serve(device, scene.announcement(5, steps=steps, statements=signed))
+    steps = (*steps, scene.step(5, {0: ONE}))[-2:]
+    announced = scene.announcement(6, steps=steps)
     scene.serve(device, announced)
     kept = stored_certificate(member.directory / FOLDER).statements
     assert set(kept) < set(signed)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from crypto.seal.replay import ReplayWatermark
 from edge_client.models.store import OWN_FORK, Transcript
 from edge_client.run.beginning import resume_run
 from edge_client.run.history import certifying, check_history
@@ -42,7 +43,7 @@ def test_broken_history_ends_the_run(scene, models):
         with pytest.raises(ForkedHistoryError):
             device.locate(honest, TRAIN)
         member = scene.parties.members[NAMES[n]]
-        _, resumed = resume_run(DeviceState(member.directory).load_run(), member)
+        _, resumed = resume_run(DeviceState(member.directory).load_run(), member, ReplayWatermark())
         with pytest.raises(ForkedHistoryError):
             resumed.locate(scene.announcement(4, steps=steps), TRAIN)
 

@@ -1,5 +1,7 @@
 """Retained payloads: one topic for a short one, a topic a chunk for a long one, and no chunk of an earlier one beside them."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from shoal.errors import WireError
@@ -18,6 +20,8 @@ class Recorder:
     def __init__(self):
         self.sent = []
         self.retained = {}
+
+    together = staticmethod(nullcontext)
 
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert retain

@@ -1,5 +1,7 @@
 """Enrolment over an in-memory broker: admission, refusals with their reasons, and revocation."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from aggregator.membership import AggregatorMembership
@@ -80,6 +82,8 @@ class Recorder:
 
     def __init__(self):
         self.sent = {}
+
+    together = staticmethod(nullcontext)
 
     def publish(self, topic, payload, *, retain=False, qos=1):  # noqa: ARG002 - a transport's signature
         assert retain
