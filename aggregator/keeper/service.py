@@ -56,6 +56,11 @@ class KeeperService:
         self._chunks = Reassembler()
         self._refusals = Refusals(LOG)
 
+    def start(self) -> None:
+        """Subscribe, and say that the keeper is there."""
+        self.subscribe()
+        self._tell_presence()
+
     def subscribe(self) -> None:
         """Subscribe to the owner's keys, the roster and the aggregator's requests."""
         self._grants.subscribe(self._transport)

@@ -376,7 +376,7 @@ class LoopbackFleet(Closing):
         will = presence_of(membership, birth, online=False)
         transport = LoopbackTransport(self.broker, self.client_id(self.stage.keeper), sink, will)
         self.keeper = keeper = KeeperService(membership, transport, birth)
-        keeper.subscribe()
+        keeper.start()
         transport.start()
 
     def revive_worker(self, name: str) -> None:
