@@ -4,7 +4,8 @@ Candidates are the model of its cluster, that model after more local epochs, the
 personal model if a weight is given, and a model trained alone. They are compared on the validation share, or if that is small,
 by cross-validation on all samples but the test share's. The best of several models on few samples is often best by chance, so
 the device keeps the cluster's model unless labels are `LEAST_RATIO` times as likely under another, or a paired test on squared
-errors prefers another. A chosen model that the device trains is then trained again, with all these samples.
+errors prefers another. By the same test it leaves the best model that has learned from the fleet for the one trained alone. A
+chosen model that the device trains is then trained again, with all these samples.
 
 `edge_client.learning.finish` uses these functions, on devices and in the simulator.
 """
@@ -116,8 +117,8 @@ def preferred(own: NDArray[np.float64], other: NDArray[np.float64], *, labels: b
 def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
     """Return the name of the model that the device keeps.
 
-    It is the one with the least mean loss, `smoothed` for labels, among the cluster's model and those preferred to it; the first
-    of several.
+    It is the one with the least mean loss, `smoothed` for labels, among the cluster's model and those preferred to it, the first
+    of several; but the one trained alone only if it is preferred to the best of the others.
 
     Args:
         losses: loss of each sample, shape (n,), by candidate in order; `CLUSTER` is one of them.
@@ -125,8 +126,9 @@ def choose(losses: Mapping[str, NDArray[np.float64]], *, labels: bool) -> str:
             positions). Squared errors have no such unit.
     """
     own, mean_of = losses[CLUSTER], smoothed if labels else np.asarray
-    better = [name for name, other in losses.items() if name != CLUSTER and preferred(own, other, labels=labels)]
-    return min(better, key=lambda name: float(mean_of(losses[name]).mean()), default=CLUSTER)
+    better = [n for n, other in losses.items() if n not in (CLUSTER, ALONE) and preferred(own, other, labels=labels)]
+    best = min(better, key=lambda name: float(mean_of(losses[name]).mean()), default=CLUSTER)
+    return ALONE if ALONE in losses and preferred(losses[best], losses[ALONE], labels=labels) else best
 
 
 def one_epoch(local: LocalTraining) -> LocalTraining:

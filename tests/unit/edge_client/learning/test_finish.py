@@ -60,7 +60,7 @@ def test_candidates_are_compared_in_order(shares, backend):
     assert list(done.losses) == ["cluster", "1", "3", "10", "node-0", "ditto", "alone"]
     assert done.samples == len(shares.validation) == 24
     assert done.losses["node-0"] == done.losses["cluster"]
-    assert done.choice == min(done.losses, key=done.losses.get) != "cluster"
+    assert sorted(done.losses, key=done.losses.get)[:2] == ["alone", done.choice], "alone is not four times as likely"
 
 
 @pytest.mark.parametrize("choice", ["10", "ditto", "alone"])

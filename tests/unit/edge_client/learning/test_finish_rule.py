@@ -40,18 +40,20 @@ def test_gain_counts_from_one_standard_error(gains, better):
 
 def test_infinite_losses_are_the_worst():
     """Losses that are not finite are worse than all others."""
-    assert clearly_better(of(1, np.nan), of(1, 50))
-    assert clearly_better(of(np.inf, np.inf), of(1, 50))
-    assert not clearly_better(of(1, 50), of(0, np.nan))
-    assert not clearly_better(of(np.inf, 1), of(np.inf, 0))
+    better = [(of(1, np.nan), of(1, 50)), (of(np.inf, np.inf), of(1, 50))]
+    worse = [(of(1, 50), of(0, np.nan)), (of(np.inf, 1), of(np.inf, 0))]
+    assert [clearly_better(*pair) for pair in better + worse] == [True, True, False, False]
 
 
 def test_least_clearly_better_loss_wins():
     """The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean."""
     losses = {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)}
     assert choose(losses, labels=False) == "1"
-    assert choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}, labels=False) == CLUSTER
-    assert choose({CLUSTER: of(2.0)}, labels=False) == CLUSTER
+    assert (
+        choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}, labels=False)
+        == CLUSTER
+        == choose({CLUSTER: of(2.0)}, labels=False)
+    )
 
 
 def test_labels_have_to_be_likelier_by_far():
@@ -68,8 +70,15 @@ def test_one_sure_mistake_decides_nothing():
     """A model of ten classes that guesses, and one that is right on eight of ten samples and very wrong on two."""
     guess, sure = np.full(10, np.log(10)), np.array([0.01] * 8 + [20.0] * 2)
     assert sure.mean() > guess.mean()
-    assert choose({CLUSTER: guess, ALONE: sure}, labels=True) == ALONE
-    assert choose({CLUSTER: sure, ALONE: guess}, labels=True) == CLUSTER
+    pairs = ({CLUSTER: guess, ALONE: sure}, {CLUSTER: sure, ALONE: guess})
+    assert [choose(each, labels=True) for each in pairs] == [ALONE, CLUSTER]
+
+
+def test_training_alone_has_to_be_likelier():
+    """The cluster's model is far behind, and .05 nats on fifteen labels are a ratio of exp(.75) = 2.1."""
+    losses = {CLUSTER: np.full(15, 2.0), "10": np.full(15, 0.45)}
+    alone = [losses | {ALONE: np.full(15, loss)} for loss in (0.4, 0.1)]
+    assert [choose(each, labels=True) for each in [*alone, losses]] == ["10", ALONE, "10"]
 
 
 @given(st.lists(st.floats(0, 50) | st.sampled_from([np.inf, np.nan]), min_size=1, max_size=40))
@@ -84,11 +93,9 @@ def test_smoothing_bounds_and_keeps_order(values):
 
 def test_clearly_better_model_is_preferred():
     """A model is preferred if it is clearly better or for labels likelier."""
-    own, other = np.full(5, 0.15), np.full(5, 0.10)
-    assert personal.preferred(own, other, labels=False)
-    assert not personal.preferred(own, other, labels=True)
-    assert not personal.preferred(other, own, labels=False)
-    assert personal.preferred(of(9, 9, 9), of(0.1, 0.1, 0.1), labels=True)
+    own, other, poor = np.full(5, 0.15), np.full(5, 0.10), np.full(5, 9.0)
+    pairs = [(own, other, False), (own, other, True), (other, own, False), (poor, other, True)]
+    assert [personal.preferred(a, b, labels=labels) for a, b, labels in pairs] == [True, False, False, True]
 
 
 @given(LOSSES)
