@@ -1,4 +1,4 @@
-"""The reference trainer: one device after another, autograd step by step. Slow and simple; tests compare the others to it."""
+"""The reference trainer: one device after another, by autograd. It trains any network; tests compare the others to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.simulation.trainers.blocks import (
     devices_within,
     step_size,
 )
-from shoal.simulation.trainers.networks import Network, unflatten
+from shoal.simulation.trainers.networks import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,51 +46,48 @@ class Loop:
         round_: int,
     ) -> Rows:
         """Train every device of the block: see `blocks.Trainer`."""
-        updates = torch.empty(len(block.lengths), models.shape[1], device=models.device)
+        updates = models[torch.from_numpy(start).to(models.device)]
         losses = np.empty(len(block.lengths))
         for i, n in enumerate(block.lengths):
-            x, y = block.x[i, :n], block.y[i, :n]
-            with torch.enable_grad():
-                updates[i], losses[i] = train_one(self.network, models[start[i]], x, y, orders[i], local, round_)
+            losses[i] = train_one(self.network, updates[i], block.x[i, :n], block.y[i, :n], orders[i], local, round_)
         return Rows(updates, check_losses(losses))
 
 
 def train_one(
-    network: Network, theta0: Tensor, x: Tensor, y: Tensor, order: Shuffler, local: LocalTraining, round_: int
-) -> tuple[Tensor, float]:
-    """Return one device's update (d,) and its mean loss over the samples visited, which is NaN if the update is not finite.
+    network: Network, theta: Tensor, x: Tensor, y: Tensor, order: Shuffler, local: LocalTraining, round_: int
+) -> float:
+    """Turn one device's model into its update; return its mean loss over the samples visited, NaN if the update is not finite.
 
     Args:
         network: the network to train.
-        theta0: shape (d,), float32.
+        theta: shape (d,), float32, contiguous: the model, and then how far it has moved.
         x: shape (n, ...).
         y: shape (n, ...).
         order: gives batch orders.
         local: the recipe.
         round_: counted from 1.
     """
-    lr = step_size(local, round_)
-    first = [p.clone() for p in unflatten(network, theta0)]
-    params = [p.clone().requires_grad_() for p in first]
-    velocity = [torch.zeros_like(p) for p in first] if local.momentum else []
-    total, seen = 0.0, 0
-    for some in batches(Dataset(x.cpu().numpy(), y.cpu().numpy()), local, order):
-        xs, ys = (torch.from_numpy(part).to(x.device) for part in some)
-        loss = network.losses(network.forward(params, xs), ys)[0].mean()
-        step = list(torch.autograd.grad(loss, params))
-        with torch.no_grad():
-            if local.prox_mu:
-                step = [g + local.prox_mu * (p - f) for g, p, f in zip(step, params, first, strict=True)]
-            if local.clip:
-                norm = float(torch.sqrt(sum((g * g).sum() for g in step)))  # type: ignore[arg-type]
-                if norm > local.clip:
-                    step = [g * (local.clip / norm) for g in step]
-            if velocity:
-                velocity = [local.momentum * v + g for v, g in zip(velocity, step, strict=True)]
-                step = velocity
-            for p, g in zip(params, step, strict=True):
-                p.sub_(g, alpha=lr)
-        total += float(loss.detach()) * len(xs)
-        seen += len(xs)
-    update = torch.cat([(p.detach() - f).reshape(-1) for p, f in zip(params, first, strict=True)]).detach()
-    return update, total / seen if bool(torch.isfinite(update).all()) else math.nan
+    lr, first, total, seen = step_size(local, round_), theta.clone(), 0.0, 0
+    plain = not (local.prox_mu or local.clip or local.momentum)
+    velocity = torch.zeros_like(theta) if local.momentum else None
+    places = np.arange(len(x))
+    with network.bound(theta) as (params, gradients):
+        for rows, _ in batches(Dataset(places, places), local, order):
+            at = torch.from_numpy(rows).to(x.device) if local.batch_size else slice(None)
+            loss, gradient = gradients(x[at], y[at])
+            with torch.no_grad():
+                if plain:
+                    torch._foreach_add_(params, gradient, alpha=-lr)
+                else:
+                    step = torch.cat([g.flatten() for g in gradient])
+                    if local.prox_mu:
+                        step.add_(theta - first, alpha=local.prox_mu)
+                    if local.clip:
+                        step.mul_(min(1.0, local.clip / float(step.norm())) if step.any() else 1.0)
+                    if velocity is not None:
+                        step = velocity.mul_(local.momentum).add_(step)
+                    theta.sub_(step, alpha=lr)
+            total += float(loss) * len(rows)
+            seen += len(rows)
+    theta.sub_(first)
+    return total / seen if bool(torch.isfinite(theta).all()) else math.nan

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
 
-from shoal.simulation.trainers.networks import Kind, NetworkBase, sample_losses
+from shoal.simulation.trainers.networks import (
+    Bound,
+    Kind,
+    Network,
+    gradients,
+    images_last,
+    sample_losses,
+)
 from shoal.task.manifest import Parameter
 
+SHORT: Final = 32
+"""Positions up to which torch's fused attention takes longer than products and a softmax."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class ModuleNetwork(NetworkBase):
+class ModuleNetwork(Network):
     """A module as a function of its parameters.
 
     Args:
@@ -54,8 +68,37 @@ class ModuleNetwork(NetworkBase):
     def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return outputs (n, ...)."""
         values = {n: p.reshape(s) for n, p, s in zip(self._names, params, self._shapes, strict=True)}
-        outputs: Tensor = functional_call(self._template, values, (x,))
-        return outputs.reshape(len(x), *self._label_shape) if self._kind == "regression" else outputs
+        return self._shaped(functional_call(self._template, values, (images_last(x),)))
+
+    def _shaped(self, outputs: Tensor) -> Tensor:
+        return outputs.reshape(len(outputs), *self._label_shape) if self._kind == "regression" else outputs
+
+    @contextmanager
+    def bound(self, theta: Tensor) -> Iterator[Bound]:
+        """Give the module's own parameters, which share memory with theta (d,) meanwhile, and their gradients."""
+        named = dict(self._template.named_parameters())
+        params: list[Tensor] = [named[name] for name in self._names]
+        kept = [p.data for p in params]
+        vector_to_parameters(theta, params)
+        layers = [m for m in self._template.modules() if type(m) is nn.MultiheadAttention and packed(m)]
+        for layer in layers:
+            layer.forward = functools.partial(attend, layer)  # type: ignore[method-assign]
+        try:
+            yield (
+                params,
+                functools.partial(
+                    gradients, params, lambda x: self._shaped(self._template(images_last(x))), self.mean_loss
+                ),
+            )
+        finally:
+            for p, values in zip(params, kept, strict=True):
+                p.data = values
+            for layer in layers:
+                del layer.forward
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of all samples' losses, ()."""
+        return super().mean_loss(outputs, y) if self._loss is None else self._loss(outputs, y)
 
     def losses(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return each sample's loss (n,) and right labels (n,)."""
@@ -66,6 +109,26 @@ class ModuleNetwork(NetworkBase):
         mean = self._loss
         losses = vmap(lambda o, t: mean(o.unsqueeze(0), t.unsqueeze(0)))(outputs, y)
         return losses, _zeros(y) if self._kind == "regression" else sample_losses(self._kind, outputs, y)[1]
+
+
+def packed(layer: nn.MultiheadAttention) -> bool:
+    """Return whether `attend` can compute the layer where it attends to its own inputs."""
+    return layer.in_proj_weight is not None and layer.batch_first and layer.bias_k is None and not layer.add_zero_attn
+
+
+def attend(layer: nn.MultiheadAttention, x: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+    """Return what a `packed` layer returns; attention of x (n, t, w) to itself in fewer passes than the layer's own forward."""
+    masks = [options.get(name) for name in ("attn_mask", "key_padding_mask")] + [options.get("is_causal") or None]
+    if rest or options.get("need_weights", True) or masks != [None] * 3 or layer.dropout or not x is key is value:
+        return nn.MultiheadAttention.forward(layer, x, key, value, *rest, **options)
+    n, t, w = x.shape
+    parts = functional.linear(x, layer.in_proj_weight, layer.in_proj_bias).view(n, t, 3, layer.num_heads, -1)
+    q, k, v = parts.permute(2, 0, 3, 1, 4).unbind()
+    if t <= SHORT:
+        found = torch.softmax(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, -1) @ v
+    else:
+        found = functional.scaled_dot_product_attention(q, k, v)
+    return layer.out_proj(found.transpose(1, 2).reshape(n, t, w)), None
 
 
 def _zeros(y: Tensor) -> Tensor:

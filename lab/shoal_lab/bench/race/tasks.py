@@ -1,4 +1,4 @@
-"""The work of the race: 100 devices with 200 samples of MNIST, an epoch of local training a round, and three models.
+"""The work of the race: devices with 200 samples of MNIST, an epoch of local training a round, and six models.
 
 The file of a task holds data, starting model and recipe, so that every system does the same work.
 """
@@ -24,18 +24,30 @@ class Task:
 
     Attributes:
         name: "mlp", 784-200-10; "logistic", softmax regression; "cnn", two convolutions of 5x5 with pooling, and 120, 84 and 10
-            units.
+            units; "mlp-million", 784-1260-10; "cnn-wide", 32 and 64 filters of 3x3, padded, and 128 units, on images of 3x32x32;
+            "transformer", one layer of width 64 with four heads on the rows of an image.
         batch: samples of a step.
         lr: step size.
+        devices: most devices; coloured: whether images have three channels and 32x32 pixels, instead of one and 28x28.
     """
 
     name: str
     batch: int
     lr: float = 0.1
+    devices: int = DEVICES
+    coloured: bool = False
 
 
 TASKS: Final[Mapping[str, Task]] = {
-    task.name: task for task in (Task("mlp", 10), Task("logistic", 10), Task("cnn", 20, 0.3))
+    task.name: task
+    for task in (
+        Task("mlp", 10),
+        Task("logistic", 10),
+        Task("cnn", 20, 0.3),
+        Task("mlp-million", 10),
+        Task("cnn-wide", 20, 0.1, 20, coloured=True),
+        Task("transformer", 10, 0.2, 40),
+    )
 }
 
 
@@ -45,8 +57,8 @@ class Work:
 
     Attributes:
         task: the task.
-        x: shape (DEVICES, SAMPLES, 784), float32 in [0, 1]; y: shape (DEVICES, SAMPLES), int64.
-        x_test: shape (n, 784), float32; y_test: shape (n,), int64.
+        x: shape (devices, SAMPLES, pixels), float32 in [0, 1]; y: shape (devices, SAMPLES), int64.
+        x_test: shape (n, pixels), float32; y_test: shape (n,), int64.
         theta: the starting model's parameters one after another in torch's order, shape (d,), float32.
     """
 

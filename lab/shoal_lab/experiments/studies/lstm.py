@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.simulation.trainers.networks import NetworkBase
+from shoal.simulation.trainers.networks import Network
 
 VECTORS_SEED: Final = 140
 DENSE: Final = 30
@@ -25,7 +25,7 @@ OUTPUTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class TweetLstm(NetworkBase):
+class TweetLstm(Network):
     """Negative or positive: x (n, words) int64, y (n,) int64.
 
     Attributes:

@@ -19,14 +19,24 @@ pytestmark = pytest.mark.torch
 ROUNDS, LR = 4, 0.5
 
 
-@pytest.mark.parametrize(("name", "length"), [("mlp", 159_010), ("logistic", 7850), ("cnn", 44_426)])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("mlp", 159_010),
+        ("logistic", 7850),
+        ("cnn", 44_426),
+        ("mlp-million", 1_001_710),
+        ("cnn-wide", 545_098),
+        ("transformer", 35_978),
+    ],
+)
 def test_a_file_holds_all_of_a_tasks_work(work_file, name, length):
     """The module is the simulator's network at its start."""
     path, work = work_file(name)
     found, own = Work.load(path, name), network(work.task)
     assert (found.task, own.length, len(work.theta)) == (TASKS[name], length, length)
     assert (work.x.shape, work.x.dtype, work.y.dtype, work.theta.dtype) == (
-        (10, 30, 784),
+        (10, 30, 3072 if work.task.coloured else 784),
         *(np.float32, np.int64, np.float32),
     )
     for part in ("x", "y", "x_test", "y_test", "theta"):

@@ -68,8 +68,8 @@ def test_loop_trains_as_a_device_does(local):
 def test_one_step_of_a_hand_made_regression():
     """Y = w x on x = 1, 2 and y = 3, 0 from w = 1: errors -2 and 2, mean loss 4, gradient (2 (-2) 1 + 2 (2) 2) / 2 = 2."""
     x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 0.0])
-    with torch.enable_grad():
-        update, loss = train_one(Linear(1), torch.tensor([1.0]), x, y, None, dataclasses.replace(PLAIN, steps=1), 1)
+    update = torch.tensor([1.0])
+    loss = train_one(Linear(1), update, x, y, None, dataclasses.replace(PLAIN, steps=1), 1)
     assert update.tolist() == pytest.approx([-0.2])
     assert loss == pytest.approx(4.0)
 
@@ -79,8 +79,8 @@ def test_loss_is_the_mean_over_samples():
     x, y = torch.tensor([[0.0], [0.0], [0.0]]), torch.tensor([3.0, 0.0, 0.0])
     local = dataclasses.replace(PLAIN, epochs=1, batch_size=2, lr=1e-30)
     for seed in range(4):
-        with torch.enable_grad():
-            update, loss = train_one(Linear(1), torch.ones(1), x, y, np.random.default_rng(seed), local, 1)
+        update = torch.ones(1)
+        loss = train_one(Linear(1), update, x, y, np.random.default_rng(seed), local, 1)
         assert loss == pytest.approx(3.0)
         assert update.tolist() == [0.0]
 
@@ -89,8 +89,7 @@ def test_overflowing_update_is_refused():
     """The last step's result is in no loss."""
     x, y = torch.tensor([[1e33]]), torch.tensor([1.0])
     local = dataclasses.replace(PLAIN, steps=1, lr=1e6)
-    with torch.enable_grad():
-        assert np.isnan(train_one(Linear(1), torch.zeros(1), x, y, None, local, 1)[1])
+    assert np.isnan(train_one(Linear(1), torch.zeros(1), x, y, None, local, 1))
     shelf = Shelf([Shard(x.numpy() * scale, y.numpy()) for scale in (0, 1, 0)])
     with pytest.raises(DivergedError, match="a simulated device's training diverged") as caught:
         trained(Loop(Linear(1)), shelf, torch.zeros(1, 1), local)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.simulation.trainers.modules import ModuleNetwork
-from shoal.simulation.trainers.networks import sample_losses
+from shoal.simulation.trainers.modules import SHORT, ModuleNetwork, attend, packed
+from shoal.simulation.trainers.networks import sample_losses, unflatten
 from shoal.task.manifest import Parameter
 
 pytestmark = pytest.mark.torch
@@ -70,6 +70,53 @@ def test_several_targets_have_a_mean_loss():
     network = network_of(nn.Linear(3, 2), "regression", label_shape=(2,))
     losses, _ = network.losses(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2))
     assert losses.tolist() == [5]
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu", "bias": False}], ids=str)
+@pytest.mark.parametrize("length", [5, SHORT + 1])
+def test_transformer_trains_as_by_autograd(options, length):
+    """The gradients are those of the module's own forward, and its own parameters return afterwards."""
+    torch.manual_seed(1)
+    body = nn.TransformerEncoderLayer(16, 4, 8, dropout=0.0, batch_first=True, **options)
+    module = nn.Sequential(nn.Linear(3, 16), body, nn.Flatten(), nn.Linear(16 * length, 2))
+    network, before = network_of(module), [p.clone() for p in module.parameters()]
+    theta = torch.cat([p.detach().flatten() for p in module.parameters()]) * 1.1
+    x, y = torch.randn(6, length, 3), torch.randint(0, 2, (6,))
+    leaves = [p.requires_grad_() for p in unflatten(network, theta.clone())]
+    for rows in (slice(0, 4), slice(2, 6), slice(4, 6)):
+        with torch.enable_grad():
+            expected = network.mean_loss(network.forward(leaves, x[rows]), y[rows])
+            slopes = torch.autograd.grad(expected, leaves)
+        with network.bound(theta) as (params, gradients):
+            loss, found = gradients(x[rows], y[rows])
+            assert all(p.data_ptr() >= theta.data_ptr() for p in params)
+        torch.testing.assert_close(loss, expected.detach())
+        for mine, theirs in zip(found, slopes, strict=True):
+            torch.testing.assert_close(mine.flatten(), theirs.flatten(), rtol=1e-4, atol=1e-6)
+    assert "forward" not in vars(body.self_attn)
+    for mine, theirs in zip(module.parameters(), before, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("case", ["weights", "mask", "padding", "other", "causal", "sequence first"])
+def test_other_attention_is_the_layers_own(case):
+    """`attend` has its own way for one form, and leaves the others to torch."""
+    torch.manual_seed(2)
+    layer = nn.MultiheadAttention(8, 2, batch_first=case != "sequence first")
+    assert packed(layer) == (case != "sequence first")
+    x = torch.randn(3, 5, 8)
+    key = torch.randn(3, 5, 8) if case == "other" else x
+    options = {"need_weights": case == "weights"}
+    if case in ("mask", "causal"):
+        options["attn_mask"] = nn.Transformer.generate_square_subsequent_mask(5)
+    if case == "padding":
+        options["key_padding_mask"] = torch.arange(5).repeat(3, 1) > 3
+    options["is_causal"] = case == "causal"
+    expected, weights = layer(x, key, key, **options)
+    if case != "sequence first":
+        found, mine = attend(layer, x, key, key, **options)
+        torch.testing.assert_close(found, expected)
+        assert (mine is None) == (weights is None)
 
 
 @pytest.mark.parametrize("kind", ["classification", "sequence"])
