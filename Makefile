@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | locks | test-python | vectors | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | locks | test-python | test-kernel | vectors | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -10,7 +10,7 @@ export ORT_DISABLE_TELEMETRY := 1
 # The packages come without bytecode, and each module is compiled when it is first imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check quick long lint format fuzz docs screenshots release packages locks test-python vectors clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release packages locks test-python test-kernel vectors clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -40,6 +40,7 @@ long: $(READY)
 	SHOAL_SHARDS=2 $(BIN)/python -m pytest $(PROCESSES) -m "" $(WITH_WORKERS)
 	SHOAL_SHARDS=3 $(BIN)/python -m pytest $(PROCESSES) -m "" $(WITH_WORKERS)
 	$(BIN)/python -m pytest $(PROCESSES) tests/properties --hypothesis-profile long
+	$(MAKE) test-kernel
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -93,6 +94,13 @@ test-python:
 	$(or $(filter-out python3,$(PYTHON)),$(NEWEST)) -m venv --clear $(OTHER)
 	$(OTHER)/bin/python -m pip install --quiet --editable '.[test]'
 	$(OTHER)/bin/python -m pytest $(PROCESSES) -m "not (broker or process or torch or slow or long)" $(TRAINING) tests/unit
+
+# The tests of masks and of whole rounds with the compiled kernel in use, which is removed again; needs a C compiler.
+test-kernel: $(READY)
+	$(BIN)/python -m pip install --quiet ./deploy/kernel
+	$(BIN)/python -m pytest $(PROCESSES) -m "" tests/unit/crypto tests/properties/test_model_states.py \
+		tests/scenarios/rounds/test_modes.py tests/scenarios/rounds/test_runs.py; \
+		status=$$?; $(BIN)/python -m pip uninstall --quiet --yes shoal-kernel; exit $$status
 
 # Known answers of masks, key schedule and precisions: any platform and Python with numpy and cryptography can run them.
 vectors:

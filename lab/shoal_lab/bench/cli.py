@@ -70,14 +70,23 @@ def bench_round(
     broker: BrokerName = "auto",
     beside: Annotated[str, typer.Option(help="Measure pairs with another system: flower.")] = "",
     pairs: Annotated[int, typer.Option(help="Pairs with the other system.", min=1)] = 15,
+    kernel: Annotated[
+        bool, typer.Option("--kernel", help="With the compiled kernel of the masks, shoal-kernel.")
+    ] = False,
 ) -> Report:
     """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each.
 
     With --beside, Shoal and the other system take turns at the same rounds: CPU time, memory, bytes written and syncs of both.
     The other system is installed in an environment of its own below the cache folder, about 1 GB.
     """
+    from crypto.mask.kernel import installed
     from shoal_lab.bench import rounds as bench
 
+    if kernel != (installed() is not None):
+        there, hint = (
+            ("is", "add --kernel, or uninstall it") if installed() else ("isn't", "pip install ./deploy/kernel")
+        )
+        raise UsageError(f"shoal-kernel {there} installed here", hint=hint)
     if beside:
         from shoal_lab.bench import beside as other
         from shoal_lab.experiments.common.experiment import one_of
