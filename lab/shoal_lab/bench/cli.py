@@ -68,30 +68,29 @@ def bench_round(
         str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
     ] = DEFAULTS.mode,
     broker: BrokerName = "auto",
-    beside: Annotated[str, typer.Option(help="Measure pairs with another system: flower.")] = "",
+    beside: Annotated[
+        str, typer.Option(help="Measure pairs with another system: flower, or flower-kernel with shoal-kernel.")
+    ] = "",
     pairs: Annotated[int, typer.Option(help="Pairs with the other system.", min=1)] = 15,
-    kernel: Annotated[
-        bool, typer.Option("--kernel", help="With the compiled kernel of the masks, shoal-kernel.")
-    ] = False,
 ) -> Report:
     """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each.
 
     With --beside, Shoal and the other system take turns at the same rounds: CPU time, memory, bytes written and syncs of both.
     The other system is installed in an environment of its own below the cache folder, about 1 GB.
     """
-    from crypto.mask.kernel import installed
     from shoal_lab.bench import rounds as bench
 
-    if kernel != (installed() is not None):
-        there, hint = (
-            ("is", "add --kernel, or uninstall it") if installed() else ("isn't", "pip install ./deploy/kernel")
-        )
-        raise UsageError(f"shoal-kernel {there} installed here", hint=hint)
     if beside:
+        from crypto.mask.kernel import installed
         from shoal_lab.bench import beside as other
         from shoal_lab.experiments.common.experiment import one_of
 
-        one_of("system", beside, ("flower",))
+        one_of("system", beside, ("flower", "flower-kernel"))
+        if (beside == "flower-kernel") != (installed() is not None):
+            hint = "pip install ./deploy/kernel for flower-kernel; pip uninstall shoal-kernel for flower"
+            raise UsageError(
+                "shoal-kernel is installed here" if installed() else "shoal-kernel isn't installed here", hint=hint
+            )
         found = other.measure(devices, broker_name(broker), rounds, mode, pairs, note)
         return Report(found, other.words)
     return Report(bench.measure(devices, broker_name(broker), rounds, mode), bench.words)
