@@ -138,5 +138,5 @@ def test_short_soak_has_samples(tmp_path):
     assert data["rounds"] > 0
     assert set(data["flat"]) == set(data["first_third"]) == set(data["last_third"])
     assert json.loads(json.dumps(data)) == data
-    soak.plot(data, tmp_path / "soak.svg")
+    soak.plot([data], tmp_path / "soak.svg")
     assert (tmp_path / "soak.svg").read_bytes().count(b'id="axes_') == 5

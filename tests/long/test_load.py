@@ -72,5 +72,5 @@ def test_the_fleet_page_costs_little():
 def test_a_soak_stays_flat(tmp_path):
     data = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
     keep("soak", data)
-    soak.plot(data, tmp_path / "soak.png")
+    soak.plot([data], tmp_path / "soak.png")
     assert data["flat"] == dict.fromkeys(data["flat"], True)

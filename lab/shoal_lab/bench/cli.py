@@ -183,7 +183,7 @@ def bench_soak(
     check(plot)
     check_place(plot, "--plot")
     data = soak.measure(devices, minutes, algorithm)
-    return Report(data, soak.words, partial(soak.plot, data, plot))
+    return Report(data, soak.words, partial(soak.plot, [data], plot))
 
 
 @_bench

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.transport.local_broker import free_port
 from shoal.util.console import counted
+from shoal_lab.bench.load import soak
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
 from shoal_lab.bench.load.replay import prepare
@@ -24,6 +26,9 @@ Fault = Literal["aggregator", "broker"]
 
 WARM_UP_ROUNDS: Final = 1
 """Rounds at the start that medians leave out: in the first one the run's package and the models travel for the first time."""
+GROWTH_ROUNDS: Final = 20
+"""Training rounds from which on the figures tell whether memory, files, database and CPU stay flat."""
+GROWTH_SAMPLES: Final = 60
 SAMPLE_EVERY_S: Final = 0.05
 FAULT_SAMPLE_EVERY_S: Final = 0.005
 DOWN_S: Final = 1.0
@@ -71,9 +76,10 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
     Raises:
         StageError: a process ended by itself, no round closed for STALLED_S, or the run ended before the fault.
     """
-    changed_s, before = time.monotonic(), (-1, -1)
+    begin_s = time.monotonic()
+    changed_s, before = 0.0, (-1, -1)
     while True:
-        sample = fleet.sample(time.monotonic())
+        sample = fleet.sample(time.monotonic() - begin_s)
         yield sample
         if sample.closed > fleet.rounds:
             if fault is not None:
@@ -110,6 +116,13 @@ def strike(fleet: LoadFleet, fault: Fault) -> None:
         fleet.broker.start()
 
 
+def of_rounds(samples: Sequence[Sample], rounds: int) -> list[Sample]:
+    """Return the first sample after each of the training rounds that follow the warm-up, thinned to GROWTH_SAMPLES at most."""
+    found = {s.closed: s for s in reversed(samples) if WARM_UP_ROUNDS <= s.closed <= rounds}
+    chosen = [found[closed] for closed in sorted(found, reverse=True)]
+    return chosen[:: math.ceil(len(chosen) / GROWTH_SAMPLES)][::-1]
+
+
 def figures(
     fleet: LoadFleet, records: Sequence[dict[str, Any]], samples: Sequence[Sample], reports: Sequence[DriverReport]
 ) -> dict[str, Any]:
@@ -117,7 +130,8 @@ def figures(
 
     CPU is that of the training rounds after the warm-up, by the processes' own counts; ``seconds_per_round_median`` is by the
     aggregator's records. ``others_cpu_share`` is the part of all CPU that broker and devices took. Figures of churn are the
-    uploads counted in the smallest round, and those left out since they were trained from another state than most.
+    uploads counted in the smallest round, and those left out since they were trained from another state than most. ``growth``
+    compares the first and the last third of a run of GROWTH_ROUNDS or more, as a soak does.
     """
     first = min(WARM_UP_ROUNDS, fleet.rounds - 1)
     begin = next(s for s in samples if s.closed >= first)
@@ -160,6 +174,7 @@ def figures(
         "reminders": sum(r.reminders for r in reports),
         **(churn if fleet.churn else {}),
         **(keeper if fleet.keeper else {}),
+        **({"growth": soak.figures(of_rounds(samples, fleet.rounds))} if fleet.rounds >= GROWTH_ROUNDS else {}),
         "shards": fleet.shards,
         "shard_rss_mb_max": max(s.shard_rss_mb_max for s in samples),
         "shards_cpu_ms_per_upload": 1e3 * sum(shards_s) / uploads,
@@ -195,7 +210,7 @@ def words(data: Mapping[str, Any]) -> list[str]:
             f"{100 * data['churn']:g} % of the devices left after each round: {data['uploads_fewest']} uploads in the smallest "
             f"round, {data['out_of_step']} out of step"
         )
-    return lines
+    return lines + (soak.thirds(data["growth"]) if "growth" in data else [])
 
 
 @contextlib.contextmanager

@@ -35,7 +35,15 @@ SLACK: Final = {
 """Absolute difference that is allowed in addition, by figure."""
 RECORD_BYTES: Final = 64
 """Growth of the database that is allowed for each round that closes: the run's record keeps every round, in some 35 bytes."""
-KEPT: Final = ("at_s", "closed", "rss_mb", "open_files", "database_bytes", "aggregator_cpu_s")
+KEPT: Final = (
+    "at_s",
+    "closed",
+    "rss_mb",
+    "open_files",
+    "database_bytes",
+    "coordinator_vector_bytes",
+    "aggregator_cpu_s",
+)
 """Figures of a sample; seconds since the first one, memory in MB of 2^20 bytes."""
 
 
@@ -123,6 +131,13 @@ def words(data: Mapping[str, Any]) -> list[str]:
     return [
         f"{counted(data['devices'], 'device')}, {data['minutes']:.1f} minutes, {counted(data['rounds'], 'round')}; "
         f"{counted(data['nacks'], 'NACK')}, {counted(data['reminders'], 'reminder')}",
+        *thirds(data),
+    ]
+
+
+def thirds(data: Mapping[str, Any]) -> list[str]:
+    """Return the table of `figures`: each figure in both thirds, and whether it is flat."""
+    return [
         f"{'':28} {'first third':>14} {'last third':>14}",
         *(
             f"{name:28} {data['first_third'][name]:14.4g} {data['last_third'][name]:14.4g}  {'flat' if flat else 'rises'}"
@@ -131,32 +146,34 @@ def words(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def plot(data: Mapping[str, Any], path: Path) -> None:
-    """Draw memory, open files, database size, CPU and seconds a round over the minutes of a soak.
+def plot(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw memory, open files, database, CPU and time an upload; of one soak by minutes, of several runs by share of rounds.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file can't be written.
     """
     from shoal.report.plot import Line, Panel, draw
 
-    samples = data["samples"]
-    minutes = [s["at_s"] / 60.0 for s in samples]
-
-    def per_round(name: str) -> list[float]:
-        return [(b[name] - a[name]) / max(1, b["closed"] - a["closed"]) for a, b in itertools.pairwise(samples)]
-
-    curves: list[tuple[str, str, Sequence[float]]] = [
-        ("Resident memory", "MB", [s["rss_mb"] for s in samples]),
-        ("Open files", "files", [s["open_files"] for s in samples]),
-        ("Database", "MB", [s["database_bytes"] / 2**20 for s in samples]),
-        ("Aggregator's CPU", "ms a round", [1e3 * s for s in per_round("aggregator_cpu_s")]),
-        ("Round time", "s", per_round("at_s")),
-    ]
-    name = f"{data['devices']} devices, {data['algorithm']}"
+    lines: dict[tuple[str, str], list[Line]] = {}
+    for run in runs:
+        samples, devices = run["samples"], run["devices"]
+        last = samples[-1]
+        x = [s["at_s"] / 60.0 if len(runs) == 1 else 100.0 * s["closed"] / last["closed"] for s in samples]
+        pairs = list(itertools.pairwise(samples))
+        uploads = [devices * max(1, b["closed"] - a["closed"]) for a, b in pairs]
+        curves: dict[tuple[str, str], Sequence[float]] = {
+            ("Resident memory", "MB"): [s["rss_mb"] for s in samples],
+            ("Open files", "files"): [s["open_files"] for s in samples],
+            ("Database", "MB"): [s["database_bytes"] / 2**20 for s in samples],
+        }
+        for title, name in (("Aggregator's CPU", "aggregator_cpu_s"), ("Time", "at_s")):
+            spent = [b[name] - a[name] for a, b in pairs]
+            curves[title, "ms an upload"] = [1e3 * s / n for s, n in zip(spent, uploads, strict=True)]
+        name = f"{devices} devices, {last['closed']} rounds, {run['algorithm']}"
+        for at, y in curves.items():
+            lines.setdefault(at, []).append(Line(name, x[-len(y) :], y))
+    x_label = "minutes" if len(runs) == 1 else "rounds, %"
     draw(
-        [
-            Panel(title=title, x_label="minutes", y_label=unit, lines=[Line(name, minutes[-len(y) :], y)], levels={})
-            for title, unit, y in curves
-        ],
+        [Panel(title=t, x_label=x_label, y_label=unit, lines=found, levels={}) for (t, unit), found in lines.items()],
         path,
     )

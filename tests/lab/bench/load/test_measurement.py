@@ -1,5 +1,6 @@
 """The load bench: limits on its fleet, the figures of a run, and the reader of its page."""
 
+import itertools
 import time
 
 import pytest
@@ -55,6 +56,28 @@ def test_figures_leave_out_warm_up_and_final():
     assert (data["aggregator_rss_mb_max"], data["open_files_max"]) == (54.0, 14)
     assert (data["uploads_expected"], data["uploads_counted"]) == (40, 39)
     assert (data["nacks"], data["reminders"]) == (1, 5)
+
+
+def test_growth_is_of_training_rounds():
+    """60 samples at most, each the first after its round, the last round among them; neither warm-up nor final round."""
+    at = [(n / 2, n // 2) for n in range(2, 4004)]
+    samples = [
+        Sample(
+            at_s=at_s, closed=n, aggregator_cpu_s=n / 50, broker_cpu_s=0.0, rss_mb=60.0, rss_mb_max=60.0, open_files=9
+        )
+        for at_s, n in at
+    ]
+    found = [sample.closed for sample in measurement.of_rounds(samples, 2000)]
+    assert (len(found), found[0], found[-1], {b - a for a, b in itertools.pairwise(found)}) == (59, 28, 2000, {34})
+    fleet = Fleet()
+    fleet.rounds = 2000
+    records = [
+        {"round": n, "ordered": 10, "contributed": 10, "seconds": 1.0, "out_of_step": {}} for n in range(1, 2002)
+    ]
+    data = figures(fleet, records, samples, [])
+    assert set(data["growth"]["flat"].values()) == {True}
+    assert data["growth"]["rounds"] == 2000 - 28
+    assert len(measurement.words(data)) == 4 + 6
 
 
 def test_reader_follows_events_and_metrics(tmp_path, monkeypatch):
