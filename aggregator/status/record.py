@@ -93,7 +93,7 @@ DECLINE_HINTS: Final = {
     DeclineReason.TASK: "the device's log and `shoal-edge status DIR` there have the reason",
     DeclineReason.REFUSED: "the device's log says which rule of its own was broken",
     DeclineReason.OTHER: "the device's log has the reason",
-    DeclineReason.UPLOAD: "the aggregator's log has the reason; a norm above the limit: training diverges, take a smaller lr",
+    DeclineReason.UPLOAD: "its log and the aggregator's say why; a norm above the limit: training diverges, take a smaller lr",
     DeclineReason.DISK: "free some space on the device, and start it again: `shoal-edge status` there shows the error",
     DeclineReason.STATE: "wait: it takes a checkpoint by itself in one of the next rounds",
     DeclineReason.SUM: "wait: the step is undone, and who spoils sums is searched for; if it goes on, look at the aggregator",

@@ -6,6 +6,7 @@ processes see them matter.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -66,7 +67,8 @@ class ForkedProgram:
     def send_signal(self, number):
         """Send a signal to a program that has not ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit status is not here yet
+                os.kill(self.pid, number)
 
     def kill(self):
         """Send SIGKILL."""

@@ -40,7 +40,8 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    help="Let the aggregator start runs by itself: `schedule OWNER --every 1d --at-most 30` with the options of `run start`.",
+    help="Let the aggregator start runs by itself: `schedule OWNER --every 1d --at-most 30` with the options of `run start`, "
+    "which `schedule OWNER --help` lists.",
 )
 
 

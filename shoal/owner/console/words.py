@@ -46,7 +46,7 @@ def schedule_line(entry: ScheduleEntry) -> str:
     grows = f", when data have grown by {entry.growth} %" if entry.growth else ""
     ends = f"one every {span(entry.interval_s)} until {second(entry.until_s)}{grows}"
     kept = f"; with an earlier model, which fits their data better: {', '.join(entry.kept)}" if entry.kept else ""
-    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins now'}{kept}"
+    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins after any under way'}{kept}"
 
 
 def schedule_data(entry: ScheduleEntry) -> dict[str, Any]:

@@ -47,7 +47,8 @@ KEYS_HINT = (
     "a backup, or use a device's model (shoal-edge export)"
 )
 CERTIFICATE_HINT = (
-    "revoked devices do not count: use a device's model (shoal-edge export), or lower --min-contributors next time"
+    "revoked devices do not count: shoal-edge export on a device writes its model, and with --certified one that "
+    "`run start --from` takes"
 )
 
 

@@ -14,8 +14,8 @@ from shoal.util.console import counted, day
 
 LOWER_HINT: Final = "lower min_contributors, at the price that devices can read means of so few; or add devices first"
 KEEPS: Final = (
-    "a cluster of fewer devices than min_contributors keeps its starting model; a lower one has the price that devices can "
-    "read means of so few"
+    "a cluster of fewer devices than min_contributors keeps its starting model; with a lower one devices can read means of "
+    "so few"
 )
 
 EXPIRES_SOON_S: Final = 30 * 24 * 3600
