@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from crypto.mask.kernel import installed
 from edge_client.answers.model_in_use import ModelInUse
 from edge_client.config import EdgeConfig
 from edge_client.learning.data import files_of
@@ -122,7 +123,10 @@ def _serve(config: EdgeConfig) -> None:
     models.publish()
     runtime.start()
     transport.start(require=True)
-    LOG.info("connected", extra={"kv": {"device": membership.name, "fleet": membership.fleet, "executor": executor}})
+    facts = {"device": membership.name, "fleet": membership.fleet, "executor": executor, "masks": "numpy"}
+    if installed() is not None:
+        facts["masks"] = "compiled"
+    LOG.info("connected", extra={"kv": facts})
     manager.ready(f"connected to {address}")
     try:
         with closing(models):
