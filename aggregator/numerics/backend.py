@@ -35,11 +35,12 @@ class Backend(Protocol):
         """``numpy`` or ``torch:<device>``."""
         ...
 
-    def gram(self, updates: Updates) -> NDArray[np.float64]:
+    def gram(self, updates: Updates, *, precise: bool = False) -> NDArray[np.float64]:
         """Return all dot products.
 
         Args:
             updates: shape (n, d), float32, n at least 2.
+            precise: form the products in float64, not only their sums.
 
         Returns:
             shape (n, n), float64, exactly symmetric; contains NaN or infinities if ``updates`` does.
@@ -91,13 +92,14 @@ class NumpyBackend:
 
     name = "numpy"
 
-    def gram(self, updates: Updates) -> NDArray[np.float64]:
-        """Return all dot products of ``updates``, shape (n, d), float32, as shape (n, n), float64, symmetric."""
+    def gram(self, updates: Updates, *, precise: bool = False) -> NDArray[np.float64]:
+        """Return all dot products of ``updates``, shape (n, d), float32, as (n, n), float64, symmetric; see `Backend.gram`."""
         count, _ = check_rows(updates, least=2)
         total = np.zeros((count, count))
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for chunk in column_chunks(updates):
-                total += chunk @ chunk.T
+                piece = chunk.astype(np.float64) if precise else chunk
+                total += piece @ piece.T
         return total
 
     def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
@@ -190,7 +192,7 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
     return _finite(_gram(updates, backend), updates)
 
 
-def precise_gram(updates: Updates) -> NDArray[np.float64]:
+def precise_gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.float64]:
     """Return ``gram`` of ``updates`` with float64 products: half as fast, errors of 1e-15 instead of 1e-7.
 
     A singular value is the root of an eigenvalue, so an error of 1e-7 in the products becomes up to 3e-4 of the largest
@@ -198,6 +200,7 @@ def precise_gram(updates: Updates) -> NDArray[np.float64]:
 
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
+        backend: numpy by default.
 
     Returns:
         shape (n, n), float64, exactly symmetric.
@@ -205,15 +208,7 @@ def precise_gram(updates: Updates) -> NDArray[np.float64]:
     Raises:
         NumericsError: as ``gram``.
     """
-    count, _ = check_rows(updates, least=2)
-    if is_parted(updates):
-        return _finite(updates[0].space.gram(updates, precise=True), ())
-    total = np.zeros((count, count))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for chunk in column_chunks(updates):
-            wide = chunk.astype(np.float64)
-            total += wide @ wide.T
-    return _finite(total, updates)
+    return _finite(_gram(updates, backend, precise=True), () if is_parted(updates) else updates)
 
 
 def products(
@@ -225,12 +220,12 @@ def products(
     return (backend or NumpyBackend()).products(updates, np.stack(others))
 
 
-def _gram(updates: Updates, backend: Backend | None) -> NDArray[np.float64]:
+def _gram(updates: Updates, backend: Backend | None, *, precise: bool = False) -> NDArray[np.float64]:
     if is_parted(updates):
         if len(updates) < 2:
             raise NumericsError(f"{len(updates)} updates, but at least 2 are needed")
-        return updates[0].space.gram(updates)
-    return (backend or NumpyBackend()).gram(updates)
+        return updates[0].space.gram(updates, precise=precise)
+    return (backend or NumpyBackend()).gram(updates, precise=precise)
 
 
 def _finite(products: NDArray[np.float64], updates: Updates) -> NDArray[np.float64]:

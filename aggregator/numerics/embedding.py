@@ -43,7 +43,7 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
         directions: m, from 1 to n.
-        backend: numpy by default, with float64 products up to ``PRECISE_FLOPS``.
+        backend: numpy by default, with float64 products up to ``PRECISE_FLOPS``; on CUDA with float64 products always.
 
     Returns:
         shape (n, directions), float64, in [-1, 1]; see ``edc_from_gram``.
@@ -52,8 +52,9 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
         NumericsError: the arguments do not fit the above.
     """
     count, length = check_rows(updates, least=2)
-    if is_parted(updates) or (backend is None and gram_flops(count, length) <= PRECISE_FLOPS):
-        return edc_from_gram(precise_gram(updates), directions)
+    small = backend is None and gram_flops(count, length) <= PRECISE_FLOPS
+    if is_parted(updates) or small or (backend is not None and backend.name.startswith("torch:cuda")):
+        return edc_from_gram(precise_gram(updates, backend=backend), directions)
     return edc_from_gram(gram_of(updates, backend=backend), directions)
 
 

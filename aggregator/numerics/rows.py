@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -110,7 +111,9 @@ def chunk_width(count: int, length: int) -> int:
     return max(256, min(CHUNK_COLUMNS, length, BUFFER_BYTES // (4 * count)))
 
 
-def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = None) -> Iterator[NDArray[np.float32]]:
+def column_chunks(
+    updates: Updates, *, copy: bool = False, width: int | None = None, buffers: Sequence[NDArray[np.float32]] = ()
+) -> Iterator[NDArray[np.float32]]:
     """Yield ``updates`` from left to right in pieces of shape (n, w), float32, w at most ``CHUNK_COLUMNS``.
 
     Pieces are views if a matrix product can use them in place. Otherwise they share one buffer, so a piece is valid only
@@ -120,8 +123,9 @@ def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = N
         updates: shape (n, d), checked by ``check_rows``.
         copy: always use the buffer.
         width: w, if two sets of rows must be cut at the same columns; by default as `chunk_width` says.
+        buffers: shape (n, w) each, used in turn in place of the one buffer: a piece is valid until its buffer's turn comes again.
     """
-    if isinstance(updates, np.ndarray) and not copy and _usable_in_place(updates):
+    if isinstance(updates, np.ndarray) and not copy and not buffers and _usable_in_place(updates):
         plain = updates.view(np.ndarray)
         step = width or CHUNK_COLUMNS
         for start in range(0, plain.shape[1], step):
@@ -129,12 +133,12 @@ def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = N
         return
     count, length = len(updates), len(updates[0])
     width = width or chunk_width(count, length)
-    buffer = np.empty((count, width), dtype=np.float32)
+    turns = itertools.cycle(buffers or [np.empty((count, width), dtype=np.float32)])
     # Pages that all fit in memory are dropped once: after each piece, every piece would load them again.
     fits = count * (FAULT_BYTES + 4 * length) <= RESIDENT_BYTES
     for start in range(0, length, width):
         stop = min(start + width, length)
-        piece = buffer[:, : stop - start]
+        piece = next(turns)[:, : stop - start]
         if isinstance(updates, np.ndarray):
             piece[:] = updates[:, start:stop]
         else:
@@ -146,14 +150,10 @@ def column_chunks(updates: Updates, *, copy: bool = False, width: int | None = N
         drop_pages(updates)
 
 
-def chunk_pairs(
-    updates: Updates, others: Updates, *, copy: bool = False
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def chunk_pairs(updates: Updates, others: Updates) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield the same columns of ``updates`` (n, d) and ``others`` (k, d), as ``column_chunks`` yields them."""
     width = chunk_width(max(len(updates), len(others)), len(updates[0]))
-    return zip(
-        column_chunks(updates, copy=copy, width=width), column_chunks(others, copy=copy, width=width), strict=True
-    )
+    return zip(column_chunks(updates, width=width), column_chunks(others, width=width), strict=True)
 
 
 def bad_rows(updates: Updates) -> list[int]:

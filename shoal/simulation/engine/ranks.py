@@ -166,12 +166,12 @@ class ByCoordinates:
         self._backend, self._ranks = backend, ranks
         self.name = backend.name
 
-    def gram(self, updates: Updates) -> NDArray[np.float64]:
+    def gram(self, updates: Updates, *, precise: bool = False) -> NDArray[np.float64]:
         """See `Backend.gram`."""
         _, length = check_rows(updates, least=2)
         if length < LEAST_COLUMNS:
-            return self._backend.gram(updates)
-        return self._summed(self._backend.gram(self._columns(updates, length)))
+            return self._backend.gram(updates, precise=precise)
+        return self._summed(self._backend.gram(self._columns(updates, length), precise=precise))
 
     def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
         """See `Backend.products`."""

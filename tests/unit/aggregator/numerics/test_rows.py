@@ -160,12 +160,11 @@ def test_chunk_is_as_wide_as_the_buffer(count: int, length: int, expected: int) 
     assert chunk_width(count, length) == expected
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
+def test_pairs_are_cut_at_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The larger set decides, also if the other one could be read in wider pieces."""
     monkeypatch.setattr(rows_module, "BUFFER_BYTES", 4 * 7 * 5000)
     seen = 0
-    for piece, other in chunk_pairs(WIDE, list(WIDE[:2]), copy=copy):
+    for piece, other in chunk_pairs(WIDE, list(WIDE[:2])):
         np.testing.assert_array_equal(piece[:2], other)
         assert piece.shape[1] <= 5000
         seen += piece.shape[1]

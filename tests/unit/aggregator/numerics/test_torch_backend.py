@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from aggregator.numerics.backend import NumpyBackend
-from aggregator.numerics.torch_backend import TorchBackend
+from aggregator.numerics.backend import NumpyBackend, precise_gram
+from aggregator.numerics.rows import CHUNK_COLUMNS, Updates, column_chunks
+from aggregator.numerics.torch_backend import TorchBackend, full_precision
 from shoal.errors import ConfigError
 
 needs_torch = [
@@ -41,13 +43,55 @@ class TestWithTorch:
     def test_the_name_has_the_device(self, backend: TorchBackend) -> None:
         assert backend.name == "torch:cpu"
 
-    def test_products_are_summed_in_float64(self, backend: TorchBackend) -> None:
-        """In float32 the ones would vanish beside 2^24, and the result be 0."""
-        long, short = np.float32(2**12), np.float32(1.0)
-        rows = np.array([[long, short, long], [long, short, -long]], np.float32)
+    def test_chunks_are_summed_in_float64(self, backend: TorchBackend) -> None:
+        """In float32 the ones of the second chunk would vanish beside 2^24, and the result be 0."""
+        rows = np.zeros((2, 3 * CHUNK_COLUMNS), np.float32)
+        rows[:, 0], rows[:, CHUNK_COLUMNS], rows[:, -1] = 2**12, 1.0, (2**12, -(2**12))
         expected = [[2.0**25 + 1, 1.0], [1.0, 2.0**25 + 1]]
         np.testing.assert_array_equal(backend.gram(rows), expected)
         np.testing.assert_array_equal(backend.products(rows, rows), expected)
+
+    def test_a_precise_product_is_of_float64(self, backend: TorchBackend) -> None:
+        """All in one chunk, which float32 would sum to 0."""
+        long, short = np.float32(2**12), np.float32(1.0)
+        rows = np.array([[long, short, long], [long, short, -long]], np.float32)
+        expected = [[2.0**25 + 1, 1.0], [1.0, 2.0**25 + 1]]
+        np.testing.assert_array_equal(backend.gram(rows, precise=True), expected)
+        np.testing.assert_array_equal(precise_gram(rows, backend=backend), expected)
+
+    @pytest.mark.parametrize("allowed", ["high", "highest"])
+    def test_tf32_is_off_meanwhile(self, backend: TorchBackend, allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What another part of the process has allowed holds again afterwards, also after an error."""
+        import torch
+
+        matmul, conv, during = torch.backends.cuda.matmul, torch.backends.cudnn.conv, []  # type: ignore[attr-defined]
+        loaded = backend._loaded
+
+        def watched(*sets: Updates) -> Iterator[tuple[torch.Tensor, ...]]:
+            during.append((matmul.fp32_precision, conv.fp32_precision))
+            return loaded(*sets)
+
+        monkeypatch.setattr(backend, "_loaded", watched)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision(allowed)
+            was = matmul.fp32_precision, conv.fp32_precision
+            backend.gram(ROWS)
+            backend.products(ROWS, ROWS)
+            assert during == [("ieee", "ieee")] * 2
+            with pytest.raises(RuntimeError), full_precision():
+                raise RuntimeError
+            assert (matmul.fp32_precision, conv.fp32_precision) == was
+            assert torch.get_float32_matmul_precision() == allowed
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def test_buffers_take_turns(self) -> None:
+        """While one piece is copied to a GPU, the next is read into the other buffer."""
+        buffers = [np.empty((5, 300), np.float32) for _ in range(2)]
+        pieces = list(column_chunks(ROWS, width=300, buffers=buffers))
+        assert [np.may_share_memory(piece, buffers[n % 2]) for n, piece in enumerate(pieces)] == [True] * 4
+        np.testing.assert_array_equal(pieces[2], ROWS[:, 600:900])
 
     def test_updates_and_centres_keep_sides(self, backend: TorchBackend) -> None:
         """Updates and centres keep their sides."""
