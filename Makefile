@@ -1,4 +1,4 @@
-# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | locks | test-python | test-kernel | vectors | clean. Each makes .venv first; a second call finds it ready.
+# make demo | test | check | long | lint | format | fuzz | docs | screenshots | release | packages | locks | test-python | test-kernel | vectors | gpu | clean. Each makes .venv first; a second call finds it ready.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 FUZZ_S ?= 300
@@ -10,7 +10,7 @@ export ORT_DISABLE_TELEMETRY := 1
 # The packages come without bytecode, and each module is compiled when it is first imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check quick long lint format fuzz docs screenshots release packages locks test-python test-kernel vectors clean
+.PHONY: demo test check quick long lint format fuzz docs screenshots release packages locks test-python test-kernel vectors gpu clean
 
 demo: $(READY)
 	$(BIN)/shoal demo
@@ -105,6 +105,10 @@ test-kernel: $(READY)
 # Known answers of masks, key schedule and precisions: any platform and Python with numpy and cryptography can run them.
 vectors:
 	$(PYTHON) -m tests.vectors.check
+
+# An NVIDIA card beside the CPU, as one JSON document: any Python with torch can run it. Without a card each part is skipped by name.
+gpu:
+	@PYTHONPATH=.:lab $(PYTHON) -m tests.gpu.check
 
 clean:
 	rm -rf $(VENV) $(OTHER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

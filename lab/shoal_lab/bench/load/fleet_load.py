@@ -17,6 +17,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -252,6 +253,8 @@ class LoadFleet(Stage):
         found = []
         for name, report in self._reports.items():
             log = self.programs[name].tail
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that replays opens all answers of the run
+                self.programs[name].process.wait(STALLED_S)
             self.stop(name)
             if not report.exists():
                 raise StageError(f"{name} left no report:\n{log()}")
