@@ -2,7 +2,7 @@
 
     python docs/write_results.py --write     # without --write the pages are compared, with exit status 1 if one differs
 
-They come from the table of docs/algorithms.md and from the kept results in results/.
+They come from the table of docs/algorithms.md and from the kept results in results/. --write also draws the growth of long runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from shoal_lab.bench.load import soak
 from shoal_lab.bench.load import table as load_table
 from shoal_lab.bench.poison import page as poison_page
 from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
@@ -32,6 +33,7 @@ POISON: Final = ("<!-- poison: python docs/write_results.py --write -->", "<!-- 
 ZOO_PAGE: Final = DOCS / "operator" / "which-models.md"
 ZOO: Final = ("<!-- zoo: python docs/write_results.py --write -->", "<!-- end of zoo -->")
 LOADS_PAGE: Final = ROOT / "deploy" / "README.md"
+GROWTH: Final = DOCS / "pictures" / "growth.png"
 LOADS: Final = ("<!-- loads: python docs/write_results.py --write -->", "<!-- end of loads -->")
 ROUND: Final = ("<!-- round: python docs/write_results.py --write -->", "<!-- end of round -->")
 ROTATED: Final = "digits turned by quarter turns, four groups"
@@ -171,6 +173,9 @@ def main() -> None:
             path.write_text(text)
         elif path.read_text() != text:
             sys.exit("run: python docs/write_results.py --write")
+    if written:
+        kept = [run["data"] for run in record.read_lines(ROOT / load_table.FILE) if "growth" in run["data"]]
+        soak.plot([data | data["growth"] for data in kept], GROWTH)
 
 
 if __name__ == "__main__":
