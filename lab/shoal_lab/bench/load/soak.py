@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from shoal import limits
 from shoal.simulation.process_fleet import StageError
 from shoal.util.console import counted
 from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
 
-ROUNDS: Final = 1_000_000
-"""More rounds than any soak closes."""
+ROUNDS: Final = limits.MAX_ROUNDS
+"""As many as a run may have: a soak of some hours closes fewer."""
 WARM_UP_S: Final = 10.0
 """Seconds from the first closed round to the first sample, at most a tenth of the soak: caches fill in this time."""
 SAMPLES: Final = 300
