@@ -174,6 +174,7 @@ class RunHistory:
     _tree: ClusterTree = field(default_factory=ClusterTree)
     _points: list[dict[str, Any]] = field(default_factory=list)
     _every: int = 1
+    _trained: int = 0
     _marks: deque[tuple[int, dict[str, str]]] = field(default_factory=lambda: deque(maxlen=MARKED_ROUNDS))
     _absences: Counter[str] = field(default_factory=Counter)
     _events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
@@ -189,6 +190,8 @@ class RunHistory:
         """Add a closed round, newer than the ones before."""
         self.last, self.closed = record, int(record["round"])
         self.finished = bool(record.get("final"))
+        if not self.finished:  # the final round of a stopped run has the number after the plan's last
+            self._trained = self.closed
         self._sum_up(record)
         changed = self._tree.add(self.closed, record.get("clusters") or {})
         self._add_point(_point(record))
@@ -206,7 +209,7 @@ class RunHistory:
             "name": self.name,
             "algorithm": self.algorithm,
             "rounds": self.rounds,
-            "closed": self.closed,
+            "closed": self._trained,
             "finished": self.finished,
             "results": [list(pair) for pair in self.results],
             "points": {name: [_short(p[name]) for p in self._points] for name in COLUMNS},

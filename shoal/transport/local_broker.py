@@ -202,14 +202,14 @@ class BrokerProcess:
         """
         if self.pid:
             return
-        if _answers(self.port):
+        if answers(self.port):
             raise BrokerUnreachableError(
                 f"port {self.port} is in use by another program", hint="choose another port, or 0 for a free one"
             )
         self._process = self._spawn(self._command())
         give_up_s = time.monotonic() + START_S
         while time.monotonic() < give_up_s and self._process.poll() is None:
-            if _answers(self.port):
+            if answers(self.port):
                 return
             time.sleep(0.01)
         ended = self._process.poll()
@@ -285,7 +285,8 @@ class BrokerProcess:
         return text[-LOG_TAIL_CHARS:] or "its log is empty"
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Return whether a program listens at a port of this machine."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=0.5).close()
     except OSError:

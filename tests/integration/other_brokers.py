@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from shoal.transport.local_broker import SMALL_FLEET, _answers, find_mosquitto, free_port, start_broker
+from shoal.transport.local_broker import SMALL_FLEET, answers, find_mosquitto, free_port, start_broker
 from tests.helpers.trees import ROOT
 
 AEDES = Path(os.environ.get("SHOAL_AEDES") or ROOT / "build" / "aedes")
@@ -145,7 +145,7 @@ def _program(folder, port, command, **environment):
         )
     try:
         give_up_s = time.monotonic() + START_S
-        while not _answers(port):
+        while not answers(port):
             if process.poll() is not None or time.monotonic() > give_up_s:
                 raise AssertionError(f"{command[0]} does not answer: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.05)

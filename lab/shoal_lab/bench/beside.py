@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.simulation.process_fleet import Stage, cpu_seconds
-from shoal.transport.local_broker import BrokerProcess, free_port
+from shoal.transport.local_broker import BrokerProcess, answers, free_port
 from shoal.util.console import counted, mask_words
 from shoal_lab.bench import rounds as bench
 from shoal_lab.bench.numerics.kernels import Bench
@@ -91,7 +91,8 @@ def flower(
         data: the clients' samples.
         rounds: rounds of the server.
     """
-    common = {"address": f"127.0.0.1:{free_port()}", "lr": bench.LOCAL.lr, "batch": bench.LOCAL.batch_size}
+    port = free_port()
+    common = {"address": f"127.0.0.1:{port}", "lr": bench.LOCAL.lr, "batch": bench.LOCAL.batch_size}
     inputs, hidden, classes = bench.MODEL_SIZES.values()
     shapes = ((hidden, inputs), (hidden,), (classes, hidden), (classes,))
     told = {SERVER: {"devices": len(data), "rounds": rounds, "shapes": shapes, "over": OVER}}
@@ -99,6 +100,9 @@ def flower(
     with tempfile.TemporaryDirectory(prefix="flower-bench-") as folder, Flower(Path(folder), command) as stage:
         for name, words in told.items():
             stage.start(name, json.dumps(common | words))
+            while not answers(port):  # a client gives up at once if the server doesn't listen yet
+                stage.check()
+                time.sleep(0.05)
         yield stage, None, None
 
 

@@ -137,7 +137,7 @@
   function tiles(status, now) {
     const found = [];
     if (now) {
-      const done = Math.min(now.closed, now.rounds), ended = now.finished ? "finished" : `${many(now.rounds - done, "round")} to go`;
+      const done = now.closed, ended = now.finished ? (done < now.rounds ? "ended early" : "finished") : `${many(now.rounds - done, "round")} to go`;
       found.push(tile("Rounds closed", `${done} of ${now.rounds}`, ended, make("progress", { max: Math.max(1, now.rounds), value: done, "aria-label": "Rounds closed" })));
     }
     if (status) {

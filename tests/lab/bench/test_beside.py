@@ -21,8 +21,13 @@ from shoal.simulation.process_fleet import StageError
 pytestmark = pytest.mark.torch
 COST = {"derive_ms": 1.0, "apply_ms": 2.0, "invert_ms": 3.0, "bytes": 1e6}
 PEER = """
-import json, os, sys, time
+import json, os, socket, sys, time
 told = json.loads(sys.argv[1])
+if "rounds" in told:
+    time.sleep(0.2)
+    listening = socket.create_server(("127.0.0.1", int(told["address"].partition(":")[2])))
+else:
+    socket.create_connection(("127.0.0.1", int(told["address"].partition(":")[2])))
 assert told["batch"] == 50 and os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 with open("/dev/null" if "data" in told else told["place"], "wb") as file:
     for _ in range(told.get("rounds", 0)):
@@ -43,7 +48,8 @@ def fake(folder, devices, monkeypatch):
     program = folder / "peer.py"
     program.write_text(PEER.replace('told["place"]', repr(str(folder / "disk"))))
     data = [folder / f"data-{i}.npz" for i in range(devices)]
-    with beside.flower([sys.executable, str(program)], "numpy", data, rounds.WARM_UP_ROUNDS + 10) as running:
+    count = rounds.WARM_UP_ROUNDS + (10 if devices == 1 else 2000)  # it does not wait for its clients, as Flower does
+    with beside.flower([sys.executable, str(program)], "numpy", data, count) as running:
         yield running
 
 

@@ -49,6 +49,13 @@ def test_series_have_a_value_a_point():
     assert by_id[1]["accuracy"][:5] == [None] * 5
 
 
+@pytest.mark.parametrize("count", [3, 60])
+def test_final_round_trains_nothing(count):
+    """A run that the owner has stopped shows the rounds that it has trained, not those of its plan."""
+    found = history(*closed(count), record(61, DEVICES, final=True)).document()
+    assert (found["closed"], found["finished"]) == (count, True)
+
+
 def test_a_round_without_uploads_has_no_loss():
     assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
 
