@@ -28,7 +28,7 @@ HEAP_PIECE_BYTES: Final = 4 << 20
 coordinates are returned to the system at once: a heap of such holes would take models of memory."""
 HEAP_KEPT_BYTES: Final = 32 << 20
 """Free bytes at the heap's end that are not returned to the system, since the next round needs them again."""
-DEVICE_HEAP_KEPT_BYTES: Final = 8 << 20
+DEVICE_HEAP_KEPT_BYTES: Final = 4 << 20
 """The same for a device, whose memory counts more than its time."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
