@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,15 +28,18 @@ _INSTALL_HINT: Final = "install the aggregator extra: pip install 'shoal[aggrega
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute products and convolutions of float32 in float32 inside the block: no TF32, no bfloat16; then restore what was."""
-    from torch.backends import cuda, cudnn, mkldnn
+    import torch
+    from torch.backends import cudnn
 
-    new = hasattr(cuda.matmul, "fp32_precision")  # from torch 2.9 on, which does not mix the old names with the new
-    name, value = ("fp32_precision", "ieee") if new else ("allow_tf32", False)
-    with ExitStack() as stack:
-        for place in (cuda.matmul, cudnn.conv, mkldnn.matmul, mkldnn.conv) if new else (cuda.matmul, cudnn):  # type: ignore[attr-defined]
-            stack.callback(setattr, place, name, getattr(place, name))
-            setattr(place, name, value)
+    # The older of torch's two ways to say so: torch.compile reads it, and fails where both were used.
+    allowed, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = False
+    try:
         yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+        cudnn.allow_tf32 = convolutions
 
 
 class TorchBackend:

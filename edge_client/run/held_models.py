@@ -535,7 +535,7 @@ class HeldModels:
             self.states,
             applied=round_ - 1,
             waiting=self._way.waiting,
-            taking=range(round_, round_ + RETAINED_STEPS),
+            taking=range(round_, round_ + (1 if announcement.finished else RETAINED_STEPS)),
             transcript=transcript,
         )
         offers = () if announcement.finished else announcement.held.offers

@@ -63,7 +63,7 @@ def test_node_off_the_path_is_refused(ended, samples):
     own = fleet.model("dev-00").cluster
     (other,) = set(records[-1]["clusters"].values()) - {own}
     with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own}"):
-        answers.predict(fleet.stage.device_dir("dev-00"), samples[0], node=other)
+        answers.choose(fleet.stage.device_dir("dev-00")).predict(samples[0], node=other)
 
 
 def test_final_round_reports_leaf_keeps_path(ended):
@@ -91,10 +91,10 @@ def test_predictions_by_node_and_ensemble(ended, samples):
     own = fleet.model("dev-01")
     root, _ = models_of(fleet, "dev-01")
     mine, general = outputs(own.theta, x), outputs(root.theta, x)
-    assert np.array_equal(answers.predict(directory, path), mine.argmax(1))
-    assert np.array_equal(answers.predict(directory, path, node=own.cluster), mine.argmax(1))
-    assert np.array_equal(answers.predict(directory, path, node=0), general.argmax(1))
-    assert np.array_equal(answers.predict(directory, path, ensemble=True), (mine + general).argmax(1))
+    assert np.array_equal(answers.choose(directory).predict(path), mine.argmax(1))
+    assert np.array_equal(answers.choose(directory).predict(path, node=own.cluster), mine.argmax(1))
+    assert np.array_equal(answers.choose(directory).predict(path, node=0), general.argmax(1))
+    assert np.array_equal(answers.choose(directory).predict(path, ensemble=True), (mine + general).argmax(1))
     assert not np.array_equal(mine.argmax(1), general.argmax(1))
 
 
@@ -114,9 +114,12 @@ def test_command_line_answers_by_node(ended, samples, capsys, monkeypatch):
 
     _, general = call("--node", "0")
     _, together = call("--ensemble")
-    assert general["predictions"] == answers.predict(fleet.stage.device_dir("dev-03"), samples[0], node=0).tolist()
     assert (
-        together["predictions"] == answers.predict(fleet.stage.device_dir("dev-03"), samples[0], ensemble=True).tolist()
+        general["predictions"] == answers.choose(fleet.stage.device_dir("dev-03")).predict(samples[0], node=0).tolist()
+    )
+    assert (
+        together["predictions"]
+        == answers.choose(fleet.stage.device_dir("dev-03")).predict(samples[0], ensemble=True).tolist()
     )
     assert call("--node", "0", "--ensemble")[0] not in (0, None)
 
@@ -130,4 +133,4 @@ def test_without_path_only_own_model_is_kept(tmp_path, samples):
         assert len(models_of(fleet, "dev-00")) == 1
         assert own.cluster != 0
         with pytest.raises(ConfigError, match="no model of node 0"):
-            answers.predict(directory, samples[0], node=0)
+            answers.choose(directory).predict(samples[0], node=0)

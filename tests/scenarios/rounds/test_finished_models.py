@@ -105,14 +105,14 @@ def test_unfinished_run_leaves_no_model(fleet):
 def test_finished_model_answers_meanwhile(fleet, source):
     """Fault B3: with one model.bin, predictions fell to chance as soon as an untrained run began."""
     folder = fleet.stage.device_dir(NAME)
-    first = answers.predict(folder, source)
+    first = answers.choose(folder).predict(source)
     truth = grouped_data(3)[NAME].y
     assert (first == truth).mean() > 0.6
     begin_run(fleet, local=LEARN_NOTHING)
     train_a_round(fleet)
     assert fleet.model(NAME).run == 2
-    assert np.array_equal(answers.predict(folder, source), first)
-    live = answers.predict(folder, source, live=True)
+    assert np.array_equal(answers.choose(folder).predict(source), first)
+    live = answers.choose(folder, live=True).predict(source)
     assert (live == truth).mean() < (first == truth).mean()
 
 
@@ -133,14 +133,14 @@ def test_better_model_takes_over_at_the_end(fleet):
 def test_model_answers_with_its_own_task(fleet, source):
     """The next task's model has another length: only the stored task of run 1 can use run 1's model."""
     folder = fleet.stage.device_dir(NAME)
-    first = answers.predict(folder, source)
+    first = answers.choose(folder).predict(source)
     begin_run(fleet, bundle=logistic_bundle(INPUTS, CLASSES + 2))
     train_a_round(fleet)
-    assert np.array_equal(answers.predict(folder, source), first)
+    assert np.array_equal(answers.choose(folder).predict(source), first)
     finish(fleet)
     assert run_in_use(fleet) == 2
     store(fleet).rollback(1)
-    assert np.array_equal(answers.predict(folder, source), first)
+    assert np.array_equal(answers.choose(folder).predict(source), first)
 
 
 def test_last_three_models_stay(fleet):
@@ -219,11 +219,11 @@ def test_path_models_answer_in_the_next_run(tmp_path):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **cfl) as fleet:
         finish(fleet)
         folder = fleet.stage.device_dir(NAME)
-        before = [answers.predict(folder, source, node=0), answers.predict(folder, source, ensemble=True)]
+        before = [answers.choose(folder).predict(source, node=0), answers.choose(folder).predict(source, ensemble=True)]
         begin_run(fleet, local=LEARN_NOTHING)
         finish(fleet)
         store(fleet).rollback(1)
-        after = [answers.predict(folder, source, node=0), answers.predict(folder, source, ensemble=True)]
+        after = [answers.choose(folder).predict(source, node=0), answers.choose(folder).predict(source, ensemble=True)]
         assert np.array_equal(before, after)
 
 

@@ -1,5 +1,6 @@
 """What the aggregator publishes fits the packets that its broker takes."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +38,9 @@ def test_long_message_is_sealed_on_disk(tmp_path, monkeypatch, folder):
     monkeypatch.setattr(envelope, "BLOCK_BYTES", 7)
     sent = []
     transport = SimpleNamespace(
-        chunk_bytes=2048, publish=lambda _topic, payload, **_kind: sent.append(bytes(payload)[HEADER_BYTES:])
+        chunk_bytes=2048,
+        publish=lambda _topic, payload, **_kind: sent.append(bytes(payload)[HEADER_BYTES:]),
+        together=nullcontext,
     )
     server, group = Identity.generate("aggregator"), GroupKey("demo", "broadcast", bytes(32))
     publisher = Publisher(server, group, transport, tmp_path / folder / "retained.json")

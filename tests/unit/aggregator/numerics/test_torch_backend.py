@@ -64,25 +64,28 @@ class TestWithTorch:
         """What another part of the process has allowed holds again afterwards, also after an error."""
         import torch
 
-        matmul, conv, during = torch.backends.cuda.matmul, torch.backends.cudnn.conv, []  # type: ignore[attr-defined]
-        loaded = backend._loaded
+        during, loaded = [], backend._loaded
+
+        def settings() -> tuple[str, bool, bool]:
+            cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+            return torch.get_float32_matmul_precision(), cuda.matmul.allow_tf32, cudnn.allow_tf32
 
         def watched(*sets: Updates) -> Iterator[tuple[torch.Tensor, ...]]:
-            during.append((matmul.fp32_precision, conv.fp32_precision))
+            during.append(settings())
             return loaded(*sets)
 
         monkeypatch.setattr(backend, "_loaded", watched)
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision(allowed)
-            was = matmul.fp32_precision, conv.fp32_precision
+            was = settings()
             backend.gram(ROWS)
             backend.products(ROWS, ROWS)
-            assert during == [("ieee", "ieee")] * 2
+            assert during == [("highest", False, False)] * 2
             with pytest.raises(RuntimeError), full_precision():
                 raise RuntimeError
-            assert (matmul.fp32_precision, conv.fp32_precision) == was
-            assert torch.get_float32_matmul_precision() == allowed
+            assert settings() == was
+            assert was == (allowed, allowed == "high", True)
         finally:
             torch.set_float32_matmul_precision(before)
 
