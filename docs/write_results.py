@@ -114,8 +114,11 @@ def models() -> str:
 
 def rounds() -> str:
     """Return the tables of a warm round beside Flower: figures, ratios within the pairs, and parts."""
-    kept = [one["data"] for one in record.read_lines(ROOT / "results" / "round.jsonl") if "beside" in one["data"]]
-    medians = {f"Shoal, mask `{one['mode']}`": one["medians"]["shoal"] for one in kept}
+    rows = [one for one in record.read_lines(ROOT / "results" / "round.jsonl") if "beside" in one["data"]]
+    compiled = {True: ", compiled", False: ""}
+    names = [f"`{one['data']['mode']}`{compiled['flower-kernel' in one['command']]}" for one in rows]
+    kept = [one["data"] for one in rows]
+    medians = {f"Shoal, mask {name}": one["medians"]["shoal"] for name, one in zip(names, kept, strict=True)}
     for name, words in (
         ("flower-torch", "Flower, clients with torch"),
         ("flower-numpy", "Flower, clients with numpy alone"),
@@ -132,17 +135,17 @@ def rounds() -> str:
         lines.append(f"| {words} | {' | '.join(whole)} | {found['written_bytes'] / 1e6:.1f} | {found['syncs']:.0f} |")
     heads = ("mask", "CPU, Flower with torch", "with numpy", "a device's memory, with torch", "with numpy")
     lines += ["", f"| Shoal / {' | '.join(heads)} |".replace("Shoal / mask", "Shoal's mask"), "|---|---|---|---|---|"]
-    for one in kept:
+    for mask, one in zip(names, kept, strict=True):
         ratios = [
             f"{one['ratios'][name][key]:.2f}"
             for key in ("cpu_ms", "device_peak_mb")
             for name in ("flower-torch", "flower-numpy")
         ]
-        lines.append(f"| `{one['mode']}` | {' | '.join(ratios)} |")
+        lines.append(f"| {mask} | {' | '.join(ratios)} |")
     lines += ["", "| Shoal's CPU ms by part | training | mask | seal | rest |", "|---|---|---|---|---|"]
-    for one in kept:
+    for mask, one in zip(names, kept, strict=True):
         shares = [f"{one['parts'][name]:.0f}" for name in ("training", "mask", "seal", "rest")]
-        lines.append(f"| `{one['mode']}` | {' | '.join(shares)} |")
+        lines.append(f"| {mask} | {' | '.join(shares)} |")
     return "\n".join(lines)
 
 
