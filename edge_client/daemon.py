@@ -123,9 +123,8 @@ def _serve(config: EdgeConfig) -> None:
     models.publish()
     runtime.start()
     transport.start(require=True)
-    facts = {"device": membership.name, "fleet": membership.fleet, "executor": executor, "masks": "numpy"}
-    if installed() is not None:
-        facts["masks"] = "compiled"
+    masks = "numpy" if installed() is None else "compiled"
+    facts = {"device": membership.name, "fleet": membership.fleet, "executor": executor, "masks": masks}
     LOG.info("connected", extra={"kv": facts})
     manager.ready(f"connected to {address}")
     try:

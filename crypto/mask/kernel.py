@@ -73,7 +73,7 @@ class Kernel:
 
 def fixed_vector(count: int) -> NDArray[np.float32]:
     """Return the fixed vector of ``count`` coordinates, float32: their sums are rounded, so another order gives other bits."""
-    return (np.float32(1) / np.arange(1, count + 1, dtype=np.float32)).astype(np.float32)
+    return np.float32(1) / np.arange(1, count + 1, dtype=np.float32)
 
 
 def fixed_digits(count: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:

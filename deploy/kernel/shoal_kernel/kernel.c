@@ -58,10 +58,10 @@ void shoal_blocks(float *vector, int64_t count, int32_t bits, float scale)
 /* `_sorted` of crypto/mask/stream.py: the places of `count` coordinates by (high, low), equal ones ascending; 0, or 1 without memory. */
 int32_t shoal_sorted(const uint16_t *low, const uint16_t *high, int32_t *order, int64_t count)
 {
-    uint64_t *from = malloc(2 * (size_t)count * sizeof *from), *to = from + count, *swap;
-    if (!from)
+    uint64_t *both = malloc(2 * (size_t)count * sizeof *both);
+    if (!both)
         return 1;
-    uint64_t *both = from;
+    uint64_t *from = both, *to = both + count, *swap;
     for (int64_t i = 0; i < count; i++)
         from[i] = (uint64_t)high[i] << 48 | (uint64_t)low[i] << 32 | (uint64_t)i;
     for (int shift = 32; shift < 64; shift += DIGIT_BITS) {
