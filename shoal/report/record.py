@@ -141,9 +141,9 @@ def key_of(document: Mapping[str, Any]) -> tuple[str, ...]:
 def compact(value: Any) -> Any:
     """Return JSON data with each history as columns, rounded, of MOST_POINTS points at most, first and last among them.
 
-    The lines of panels are thinned likewise; dots all stay.
+    The lines of panels are thinned likewise; dots all stay. The figures of splits are rounded.
     """
-    return _changed(value, {HISTORY: _columns, "panels": _panels})
+    return _changed(value, {HISTORY: _columns, "panels": _panels, "splits": _rounded})
 
 
 def _changed(value: Any, by_key: Mapping[str, Callable[[Any], Any]]) -> Any:
@@ -179,6 +179,8 @@ def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_rounded(one) for one in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

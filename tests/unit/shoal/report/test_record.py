@@ -84,6 +84,11 @@ def test_line_has_a_thinned_history(tmp_path, count):
     assert [row["round"] for row in kept["history"]][-1:] == [count][:count]
 
 
+def test_line_has_rounded_splits(tmp_path):
+    record.save(tmp_path / "cfl.jsonl", {"splits": [{"round": 21, "p": [0.123456, None]}, 7]}, command=["x"])
+    assert record.read_lines(tmp_path / "cfl.jsonl")[0]["data"]["splits"] == [{"round": 21, "p": [0.1235, None]}, 7]
+
+
 def test_line_has_thinned_panels(tmp_path):
     """The lines of a panel are thinned and rounded, and its dots all stay."""
     lines = [{"label": str(dots), "x": [*range(1000)], "y": [1 / 7] * 1000, "dots": dots} for dots in (False, True)]
