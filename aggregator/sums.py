@@ -31,7 +31,7 @@ from aggregator.shards.calculation import ShardsUnavailableError
 from aggregator.strategies.base import ClientUpdate, Event, Parts
 from crypto.seal.envelope import read_head
 from crypto.sums.codes import added, opened_codes
-from crypto.sums.ring import WORD_BYTES, Words, extended, mean_of, unit_of
+from crypto.sums.ring import WORD_BYTES, Words, extended, mean_of, step_in
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
@@ -189,7 +189,7 @@ class CellOpener:
         known = [u for u in updates if u.device in ids]
         cells = tuple(
             Cell(given[0].phase, given[0].model, given[0].vector is not None, tuple(u.share for u in given))
-            for given in chosen_cells(known, ids, self._recent, self._run, nonce, self._run.most_summed, parts)
+            for given in chosen_cells(known, ids, self._recent, self._run, nonce, parts)
         )
         if not cells:
             return None
@@ -256,11 +256,10 @@ class CellOpener:
         for row in read_once([update.row for update in given]):
             total += row.view(np.uint32)
         total -= pads
-        run, unit = self._run, self._unit
-        if unit:
+        if self._unit:
             total = extended(total)
-        unit = unit or unit_of(run.recipe.norm_limit, run.length, run.most_summed)
-        return total, mean_of(total, len(given), unit, mean_limit(run, figures.norm, unit))
+        unit = step_in(self._run, self._unit)
+        return total, mean_of(total, len(given), unit, mean_limit(self._run, figures.norm, unit))
 
 
 def chosen_cells(
@@ -269,7 +268,6 @@ def chosen_cells(
     recent: Sequence[Sequence[frozenset[bytes]]],
     run: RunPlan,
     nonce: bytes,
-    most: int,
     parts: Mapping[str, int],
 ) -> list[list[ClientUpdate]]:
     """Return the updates of each cell of a round that may be opened, in order of their devices.
@@ -280,11 +278,10 @@ def chosen_cells(
         recent: the cells of each of the last openings, the newest last.
         run: the owner's plan.
         nonce: the round's, by which devices are drawn that are left out.
-        most: most updates of a round that are added up.
         parts: see `CellOpener.open`.
     """
     groups = defaultdict[tuple[int, int, bool, int], dict[bytes, ClientUpdate]](dict)
-    for update in sorted(updates, key=lambda u: sha256(nonce + ids[u.device]))[:most]:
+    for update in sorted(updates, key=lambda u: sha256(nonce + ids[u.device]))[: run.most_summed]:
         key = update.phase, update.model, update.vector is not None, parts.get(update.device, -1)
         groups[key][ids[update.device]] = update
     least = max(limits.LEAST_CELL, run.recipe.min_contributors)

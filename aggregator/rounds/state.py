@@ -561,7 +561,7 @@ def _owes(state: EngineState, device: str) -> bool:
 def unit_in(state: EngineState) -> float:
     """Return the announced unit of the open round: see `shoal.protocol.messages.Announcement`."""
     run = state.run
-    return 0.0 if state.plan is None else short_unit(run, state.plan, state.watched.levels, run.most_summed)
+    return 0.0 if state.plan is None else short_unit(run, state.plan, state.watched.levels)
 
 
 def record_of(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from crypto.sums.codes import CHECKS, Codes, added
-from crypto.sums.ring import SHORT_BITS, Words, average, unit_of
+from crypto.sums.ring import SHORT_BITS, Words, average, step_in, unit_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Phase
@@ -56,24 +56,23 @@ class OpenedSum:
     unit: float = 0.0
 
 
-def short_unit(run: RunPlan, plan: RoundPlan, levels: Levels, most: int) -> float:
+def short_unit(run: RunPlan, plan: RoundPlan, levels: Levels) -> float:
     """Return the step of the 16-bit numbers of a round; 0 for 32 bits.
 
     It leaves room for updates `LONGER` times as long as the longest of the last round, which only training tells: other rounds,
     and the first one, have 32 bits.
 
     Args:
-        run: the owner's plan, or a simulated one.
+        run: the owner's plan; one that allows no sums has no such numbers.
         plan: the round's.
         levels: of the last round.
-        most: most updates in a sum; 0 without a keeper.
     """
     longest = max((level for key, level in levels.items() if key.startswith("train/")), default=0.0)
     phases = {assignment.phase for assignment in plan.assignments.values() if assignment.train}
     trained = phases and phases <= {Phase.TRAIN, Phase.TRIAL, Phase.ADAPT}
-    if run.recipe.precision_up == "float32" or not (most and longest and trained):
+    if run.recipe.precision_up == "float32" or not (run.most_summed and longest and trained):
         return 0.0
-    return unit_of(min(run.recipe.norm_limit, LONGER * longest), run.length, most, SHORT_BITS)
+    return unit_of(min(run.recipe.norm_limit, LONGER * longest), run.length, run.most_summed, SHORT_BITS)
 
 
 def summed_body(
@@ -101,8 +100,8 @@ def summed_body(
     told = tuple(codes[CHECKS * at + check] for at in parts for check in range(CHECKS))
     announced = chosen[0].unit
     codes_of = SumCodes(tuple(counts), tuple(counts.values()), told, announced)
-    unit = announced or unit_of(run.recipe.norm_limit, run.length, run.most_summed)
-    return words.astype("<u4", copy=False).tobytes() + encode(codes_of), average(words, sum(counts.values()), unit)
+    vector = average(words, sum(counts.values()), step_in(run, announced))
+    return words.astype("<u4", copy=False).tobytes() + encode(codes_of), vector
 
 
 def _union(mean: Float32Vector, sums: Sequence[OpenedSum], span: slice) -> list[OpenedSum]:

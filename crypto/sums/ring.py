@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shoal.errors import IntegrityError
 
 if TYPE_CHECKING:
+    from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector
 
 Words = NDArray[np.uint32]
@@ -91,6 +92,16 @@ def short(update: Float32Vector, unit: float, most: int) -> Words:
     factor = min(1 / min(unit, rms), largest_of(most, SHORT_BITS) / peak) if rms else 0.0
     words: Words = np.rint(np.multiply(update, factor, dtype=np.float64)).astype(np.int32).view(np.uint32)
     return words
+
+
+def step_in(plan: RunPlan, announced: float) -> float:
+    """Return the step of a round's numbers: the ``announced`` one, and without it that of 32 bits, which the plan fixes."""
+    return announced or unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
+
+
+def numbers_in(plan: RunPlan, announced: float, update: Float32Vector) -> Words:
+    """Return a masked update (d,) float32 as numbers of a round: `short` with an ``announced`` step, else `fixed`."""
+    return (short if announced else fixed)(update, step_in(plan, announced), plan.most_summed)
 
 
 def extended(total: Words) -> Words:

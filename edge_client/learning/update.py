@@ -18,7 +18,7 @@ from crypto.seal.envelope import SealedMessage, seal_message_to_member, seal_to_
 from crypto.seal.identity import Identity
 from crypto.sums.codes import hidden_codes
 from crypto.sums.looks import hidden_sketch
-from crypto.sums.ring import SEED_BYTES, add_pad, fixed, short, unit_of
+from crypto.sums.ring import SEED_BYTES, add_pad, numbers_in
 from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
@@ -277,10 +277,7 @@ def _encoded(
     if plan.keeper is not None:
         mask_key = context.round.derive_mask()
         masked = update if mask_key is None else mask(update, mask_key).values
-        if unit:
-            words = short(masked, unit, plan.most_summed)
-        else:
-            words = fixed(masked, unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed), plan.most_summed)
+        words = numbers_in(plan, unit, masked)
         checks = hidden_codes(update_codes(words, context.round.keys, plan, model, unit), pad)
         add_pad(words, pad)
         sketch = hidden_sketch(masked, pad).astype("<u4", copy=False).tobytes() if plan.looks else b""

@@ -9,7 +9,7 @@ import numpy as np
 
 from crypto.mask.derivation import subkey
 from crypto.sums.codes import CHECKS, Codes, code, matches
-from crypto.sums.ring import WORD_BYTES, Words, average, unit_of
+from crypto.sums.ring import WORD_BYTES, Words, average, step_in
 from shoal import limits
 from shoal.errors import NoSumError, UntrustedError
 from shoal.protocol.codec import decode
@@ -75,5 +75,4 @@ def checked_mean(body: memoryview, keys: RoundKeys, plan: RunPlan, segment: str,
             part, code_key(keys, plan, name, told.unit), counts, told.codes[CHECKS * at : CHECKS * (at + 1)]
         ):
             raise NoSumError(f"a mean of round {keys.round} that is no sum of {total} updates of its devices", model)
-    unit = told.unit or unit_of(plan.recipe.norm_limit, plan.length, plan.most_summed)
-    return average(values.view("<u4"), total, unit)
+    return average(values.view("<u4"), total, step_in(plan, told.unit))

@@ -16,7 +16,7 @@ from aggregator.rounds.summed import short_unit
 from aggregator.strategies.base import Groups, Looking, inner_of, parts_of
 from aggregator.sums import chosen_cells, mean_limit, stand_in
 from crypto.sums.looks import LENGTH, sketch
-from crypto.sums.ring import fixed, mean_of, short, unit_of
+from crypto.sums.ring import mean_of, numbers_in, step_in
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.limits import MOST_LOOKED
@@ -51,8 +51,7 @@ class SecureRounds:
 
     def __init__(self, run: RunPlan, devices: int, strategy: Strategy) -> None:
         check_keeper(run)
-        self._run = run.without_statistics
-        self._most = most_summed(devices)
+        self._run = dataclasses.replace(run.without_statistics, most_summed=most_summed(devices))
         self._unit = 0.0
         self._recent: list[list[frozenset[bytes]]] = []
         self._parts, self._inner = parts_of(strategy), inner_of(strategy)
@@ -65,7 +64,7 @@ class SecureRounds:
 
     def begin(self, plan: RoundPlan, levels: Levels) -> str:
         """Begin a round after one with these `levels`, and return the encoding of its updates."""
-        self._unit = short_unit(self._run, plan, levels, self._most)
+        self._unit = short_unit(self._run, plan, levels)
         return self._run.recipe.precision_up if self._unit else "float32"
 
     def _look(self, stand_ins: Sequence[ClientUpdate]) -> Groups:
@@ -91,7 +90,7 @@ class SecureRounds:
         nonce = sha256(b"".join(sorted(ids.values())) + len(self._recent).to_bytes(4, "big"))
         self._given, self._looked, self._nonce = {u.device: u for u in given}, {}, nonce
         while True:
-            cells = chosen_cells(given, ids, self._recent, run, nonce, self._most, self._parts(given))
+            cells = chosen_cells(given, ids, self._recent, run, nonce, self._parts(given))
             long = {u.device for cell in cells for u in cell if u.norm > longest_norm([other.norm for other in cell])}
             if not long:
                 break
@@ -101,10 +100,11 @@ class SecureRounds:
             figures = figures_of([figures_in(u) for u in cell])
             mean = None
             if cell[0].vector is not None:
-                unit = self._unit or unit_of(run.recipe.norm_limit, run.length, self._most)
-                numbers = short if self._unit else fixed
+                unit = step_in(run, self._unit)
                 try:
-                    words = sum((numbers(u.row, unit, self._most) for u in cell), np.zeros(len(cell[0].row), np.uint32))
+                    words = sum(
+                        (numbers_in(run, self._unit, u.row) for u in cell), np.zeros(len(cell[0].row), np.uint32)
+                    )
                     mean = mean_of(words, len(cell), unit, mean_limit(run, figures.norm, unit))
                 except IntegrityError:
                     continue

@@ -15,7 +15,7 @@ import edge_client.learning.update
 import edge_client.run.jobs
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.sums import FALSE_SHARE
-from crypto.sums.ring import fixed, short
+from crypto.sums.ring import numbers_in
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.data_declaration import DataDeclaration
@@ -43,20 +43,16 @@ def sums(monkeypatch):
     made, opened = {}, []
     open_sum = aggregator.sums.CellOpener._sum
 
-    def recorded(numbers):
-        def record(update, unit, most):
-            made[len(made)] = numbers(update, unit, most)
-            return made[len(made) - 1].copy()
-
-        return record
+    def record(plan, announced, update):
+        made[len(made)] = numbers_in(plan, announced, update)
+        return made[len(made) - 1].copy()
 
     def opening(self, given, pads, figures):
         found = open_sum(self, given, pads, figures)
         opened.append((len(given), found[0]))
         return found
 
-    for numbers in (fixed, short):
-        monkeypatch.setattr(edge_client.learning.update, numbers.__name__, recorded(numbers))
+    monkeypatch.setattr(edge_client.learning.update, "numbers_in", record)
     monkeypatch.setattr(aggregator.sums.CellOpener, "_sum", opening)
     return made, opened
 

@@ -137,7 +137,7 @@ def test_all_cells_together_fit_a_sum():
     """CFL's control is a sum over several cells."""
     updates = [update(name, values(at), model=at % 2) for at, name in enumerate(NAMES)]
     ids = {name: name.encode() for name in NAMES}
-    cells = chosen_cells(updates, ids, [], plan_of(), NONCE, 9, {})
+    cells = chosen_cells(updates, ids, [], dataclasses.replace(plan_of(), most_summed=9), NONCE, {})
     assert sum(map(len, cells)) <= 9
 
 

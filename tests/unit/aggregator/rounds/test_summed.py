@@ -62,8 +62,9 @@ def test_short_numbers_follow_the_norms(levels, plan, longest):
     short = dataclasses.replace(plan_of().recipe, precision_up="float16")
     run = dataclasses.replace(plan_of(), recipe=short)
     expected = unit_of(longest, D, MOST, SHORT_BITS) if longest else 0.0
-    assert short_unit(run, plan, levels, MOST) == pytest.approx(expected)
-    assert short_unit(run, plan, levels, 0) == short_unit(plan_of(), plan, levels, MOST) == 0.0
+    assert short_unit(run, plan, levels) == pytest.approx(expected)
+    alone = dataclasses.replace(run, keeper=None, most_summed=0)
+    assert short_unit(alone, plan, levels) == short_unit(plan_of(), plan, levels) == 0.0
 
 
 @pytest.mark.parametrize("cells", [CELLS, []])

@@ -10,16 +10,15 @@ import pytest
 from aggregator.rounds.summed import OpenedSum, summed_body
 from crypto.mask.schedule import VersionKey
 from crypto.sums.codes import added
-from crypto.sums.ring import average, fixed, short, unit_of
+from crypto.sums.ring import average, numbers_in, step_in
 from edge_client.models.sum_codes import checked_mean, update_codes
 from shoal.errors import NoSumError, UntrustedError, WireError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.sums import SumCodes
-from tests.helpers.keepers import MOST, plan_of
+from tests.helpers.keepers import plan_of
 from tests.helpers.plans import D
 
-UNIT = unit_of(plan_of().recipe.norm_limit, D, MOST)
 SEGMENTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 
 
@@ -37,10 +36,10 @@ def opened(plan, model, count, round_=1, unit=0.0):
     """Return an opened cell of devices that trained from a model, in steps of 16 bits if a unit was announced."""
     rng = np.random.default_rng([model, count, round_])
     updates = [rng.normal(size=D).astype(np.float32) for _ in range(count)]
-    words = [short(u, unit, MOST) if unit else fixed(u, UNIT, MOST) for u in updates]
+    words = [numbers_in(plan, unit, u) for u in updates]
     total = sum(words, np.zeros(D, np.uint32))
     codes = added(update_codes(w, keys_of(plan, round_), plan, model, unit) for w in words)
-    return OpenedSum(model, count, total, average(total, count, unit or UNIT), codes, unit)
+    return OpenedSum(model, count, total, average(total, count, step_in(plan, unit)), codes, unit)
 
 
 def body_of(plan, *sums, segment=""):
