@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aggregator.status.answers import LogRecord, RunEntry, ScheduleEntry
 
 PHASES = {
-    QUEUED: "waits for its turn",
+    QUEUED: "begins once no other run is under way",
     STOPPED_UNBEGUN: "over before its first round",
     NOT_SERVED: "not served now",
     RunPhase.GATHERING.value: "waits for devices",

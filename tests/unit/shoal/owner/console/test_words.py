@@ -42,7 +42,10 @@ RECORD = LogRecord(
             {"order": "stopped by the owner", "phase": "finished", "round_at_s": None},
             "run 2: cfl, finished, stopped by the owner, round 4 of 9",
         ),
-        ({"phase": "queued", "round": 0, "round_at_s": None}, "run 2: cfl, waits for its turn, round 0 of 9"),
+        (
+            {"phase": "queued", "round": 0, "round_at_s": None},
+            "run 2: cfl, begins once no other run is under way, round 0 of 9",
+        ),
         (
             {"phase": "not_served", "obstacle": "damaged", "round_at_s": None},
             "run 2: cfl, not served now, round 4 of 9; damaged",
