@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.standstill import named
-from aggregator.status.record import REVOKED
+from aggregator.status.record import REVOKED, FleetStatus
 from aggregator.status.stored import fleet_status
 from aggregator.status.text import state_words
 from aggregator.storage.signed_runs import RunFiles, directory_of
@@ -21,7 +21,6 @@ from shoal.version import VERSION, versions
 
 if TYPE_CHECKING:
     from aggregator.config import AggregatorConfig
-    from aggregator.status.record import FleetStatus
 
 
 def diagnose(config: AggregatorConfig) -> list[Check]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.membership import UNKNOWN_HINT, AggregatorMembership, signed_by
 from aggregator.rounds.quorum_and_deadline import certifiers
-from aggregator.rounds.state import CameOnline, WentOffline
+from aggregator.rounds.state import CameOnline, EngineState, WentOffline
 from aggregator.storage.chunk_spool import ChunkSpool
 from crypto.seal.envelope import SealError
 from shoal.errors import UntrustedError
@@ -28,22 +28,18 @@ from shoal.protocol import channels
 from shoal.protocol.channels import PRESENCE
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
-from shoal.protocol.reassembly import Reassembler, Transfer
+from shoal.protocol.reassembly import Reassembler, ReceivedChunks, Transfer
 from shoal.protocol.sizes import upload_bytes
-from shoal.protocol.states import FORKED_ROUND
-from shoal.protocol.topics import TopicKind, Topics
+from shoal.protocol.states import FORKED_ROUND, TranscriptHead
+from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from aggregator.rounds.engine import Engine
-    from aggregator.rounds.state import EngineState
     from aggregator.status.watch import FleetWatch
     from shoal.protocol.chunking import ChunkHeader, ChunkKind
-    from shoal.protocol.reassembly import ReceivedChunks
-    from shoal.protocol.states import TranscriptHead
-    from shoal.protocol.topics import ParsedTopic
     from shoal.transport.base import Message, Transport
 
 

@@ -21,12 +21,11 @@ from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Message, Transport
+from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from shoal.address import BrokerAddress
-    from shoal.transport.base import TransportEvent
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 1.0

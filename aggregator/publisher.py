@@ -32,9 +32,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aggregator.membership import TOLD_FILE
+from aggregator.membership import TOLD_FILE, AggregatorMembership
 from aggregator.numerics.rows import drop_pages
-from aggregator.rounds.held_models import offers_of, transcript_of
+from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep, offers_of, transcript_of
 from aggregator.rounds.state import OpenRound, Order
 from aggregator.workers import InlineWorkers, Workers
 from crypto.seal.envelope import (
@@ -65,7 +65,7 @@ from shoal.protocol.messages import (
     RunOrder,
 )
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.states import (
     CheckpointRef,
     MeanHeader,
@@ -73,23 +73,19 @@ from shoal.protocol.states import (
     Offer,
     RetainedStep,
     RoundModels,
+    StateId,
     checkpoint_number,
     mean_number,
     spare_number,
 )
 from shoal.protocol.topics import Topics
-from shoal.transport.base import Connected, Disconnected, Transport
+from shoal.transport.base import Connected, Disconnected, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
 from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes, out_of_memory, stored
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from aggregator.membership import AggregatorMembership
-    from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep
     from aggregator.storage.signed_runs import OwnerOrders
-    from shoal.protocol.reassembly import Transfer
-    from shoal.protocol.states import StateId
-    from shoal.transport.base import TransportEvent
 
 Publish = Callable[["Channel", Sequence[bytes | memoryview], int, str], bytes]
 """Seals and retains a message of a channel, in pieces, for a round, at a label; returns its transfer id."""

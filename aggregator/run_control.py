@@ -29,6 +29,7 @@ from aggregator.status.record import NOT_SERVED, REVOKED, FleetStatus
 from aggregator.status.stored import fleet_status, stored_run
 from aggregator.status.watch import FleetWatch
 from aggregator.storage.signed_runs import (
+    OwnerOrders,
     RunFile,
     RunFiles,
     check_assignment,
@@ -51,7 +52,6 @@ from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from aggregator.run_service import RunService
-    from aggregator.storage.signed_runs import OwnerOrders
 
 ORDERS: Final = {
     RequestAction.PAUSE: Order.PAUSE,

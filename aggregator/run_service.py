@@ -48,12 +48,12 @@ from aggregator.rounds.state import (
     WentOffline,
 )
 from aggregator.run_log import RunLog, waiting_for
-from aggregator.shards.calculation import Shards, ShardsUnavailableError
+from aggregator.shards.calculation import JobLink, Shards, ShardsUnavailableError
 from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_words
 from aggregator.status.watch import FleetWatch, run_facts
 from aggregator.storage.means import StoredMean
 from aggregator.storage.store import Store, readable
-from aggregator.strategies.base import Looking, inner_of
+from aggregator.strategies.base import ClientUpdate, Looking, inner_of
 from aggregator.strategies.registry import make_strategy
 from aggregator.sums import CellOpener, KeeperAwaitedError
 from aggregator.uploads.uploads import Uploads
@@ -70,9 +70,7 @@ from shoal.transport.base import Connected, Disconnected, Message, Transport, Tr
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
-    from aggregator.shards.calculation import JobLink
     from aggregator.status.facts import RunStatus
-    from aggregator.strategies.base import ClientUpdate
     from shoal.protocol.jobs import PartReport
     from shoal.protocol.sums import CellSums
 
@@ -360,8 +358,6 @@ class RunService:
                 self._lost = True
                 self.uploads.on_disconnect()
                 LOG.warning("broker connection lost", extra={"kv": {"reason": reason}})
-            case _:
-                pass
 
     def _on_false(self, error: FalseMessageError, topic: str) -> None:
         """Name the device that has signed a false message; a false answer to the open round is as good as none."""

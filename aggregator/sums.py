@@ -28,7 +28,7 @@ from aggregator.numerics.rows import read_once
 from aggregator.rounds.closing import OpenedCells
 from aggregator.rounds.summed import OpenedSum
 from aggregator.shards.calculation import ShardsUnavailableError
-from aggregator.strategies.base import ClientUpdate, Event, Parts
+from aggregator.strategies.base import ClientUpdate, Event, LookAt, Parts
 from crypto.seal.envelope import read_head
 from crypto.sums.codes import added, opened_codes
 from crypto.sums.ring import WORD_BYTES, Words, extended, mean_of, step_in
@@ -41,7 +41,6 @@ from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
-    from aggregator.strategies.base import LookAt
     from shoal.protocol.documents import Roster, RunPlan
     from shoal.types import Float32Vector
 

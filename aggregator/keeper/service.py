@@ -6,27 +6,21 @@ It owns no thread and reads no clock: a driver calls `KeeperService.on_event`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.owner_inbox import GrantInbox
-from aggregator.shards.membership import presence_of
+from aggregator.shards.membership import WorkerMembership, presence_of
 from shoal.errors import ShoalError, UntrustedError, reason_of
 from shoal.membership.signed_plans import open_package
 from shoal.protocol import channels
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.sums import OpenCells
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Message
+from shoal.transport.base import Connected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
-
-if TYPE_CHECKING:
-    from aggregator.shards.membership import WorkerMembership
-    from shoal.protocol.reassembly import Transfer
-    from shoal.transport.base import Transport, TransportEvent
 
 LOG = logging.getLogger("shoal.keeper")
 
@@ -81,8 +75,6 @@ class KeeperService:
                     self._refusals.tell(topic, reason_of(error), error.hint, now_s)
             case Connected():
                 self._tell_presence()
-            case _:
-                pass
 
     def _on_message(self, topic: str, payload: bytes, now_s: float) -> None:
         kind = self._topics.parse(topic).kind

@@ -33,7 +33,6 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """``numpy`` or ``torch:<device>``."""
-        ...
 
     def gram(self, updates: Updates, *, precise: bool = False) -> NDArray[np.float64]:
         """Return all dot products.
@@ -45,7 +44,6 @@ class Backend(Protocol):
         Returns:
             shape (n, n), float64, exactly symmetric; contains NaN or infinities if ``updates`` does.
         """
-        ...
 
     def products(self, updates: Updates, others: Updates) -> NDArray[np.float64]:
         """Return the dot products of every update with every vector of ``others``.
@@ -57,7 +55,6 @@ class Backend(Protocol):
         Returns:
             shape (n, k), float64.
         """
-        ...
 
     def city_block(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of absolute differences of every pair of rows.
@@ -71,7 +68,6 @@ class Backend(Protocol):
         Raises:
             ConfigError: scipy is needed and not installed.
         """
-        ...
 
     def weighted_mean(self, updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the weighted mean; arguments as in ``averaging.weighted_mean``.
@@ -79,7 +75,6 @@ class Backend(Protocol):
         Returns:
             shape (d,), float32: the same bits on every backend.
         """
-        ...
 
 
 def gram_flops(count: int, length: int) -> float:

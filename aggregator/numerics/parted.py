@@ -35,21 +35,17 @@ class VectorSpace(Protocol):
 
     def gram(self, vectors: Sequence[PartedVector], *, precise: bool = False) -> NDArray[np.float64]:
         """Return the products of n vectors with each other, (n, n), symmetric; ``precise`` forms them in float64."""
-        ...
 
     def products(self, vectors: Sequence[PartedVector], others: Sequence[PartedVector]) -> NDArray[np.float64]:
         """Return the products of n vectors with k others, (n, k)."""
-        ...
 
     def squared_norms(self, vectors: Sequence[PartedVector]) -> NDArray[np.float64]:
         """Return the squared norms of n vectors, (n,)."""
-        ...
 
     def means(
         self, vectors: Sequence[PartedVector], places: Sequence[MeanPlace], round_: int
     ) -> list[tuple[bytes, ...]]:
         """Have the parts of the vectors stored as means of a round; return the parts' digests of each, by worker."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aggregator.page.access import Access, Listen
-from aggregator.page.feed import UPDATE_S, Feed
+from aggregator.page.feed import UPDATE_S, Feed, Snapshot
 from aggregator.page.home_assistant import HomeAssistant
-from aggregator.page.metrics import CONTENT_TYPE
+from aggregator.page.metrics import CONTENT_TYPE, Metrics
 from aggregator.status.record import Facts
 from aggregator.storage.signed_runs import directory_of
 from shoal.errors import ConfigError, ShoalError, reason_of
@@ -39,8 +39,6 @@ from shoal.page.page import content_security_policy, data_of, live, still
 if TYPE_CHECKING:
     from aggregator.config import AggregatorConfig
     from aggregator.membership import AggregatorMembership
-    from aggregator.page.feed import Snapshot
-    from aggregator.page.metrics import Metrics
     from aggregator.status.facts import LiveFacts
     from shoal.protocol.documents import RunPlan
     from shoal.transport.base import Transport

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.rounds.standstill import named
-from aggregator.rounds.state import Order
+from aggregator.rounds.state import EngineState, Order
 from aggregator.rounds.undoing import refused_models
 from shoal.membership.statements import signers_needed
 from shoal.protocol.messages import DeclineReason
 from shoal.util.console import counted
-
-if TYPE_CHECKING:
-    from aggregator.rounds.state import EngineState
 
 FLEET_TOO_SMALL: Final = "fleet-too-small"
 """Kind of the event in the record of the round after which a run waits because its fleet is too small for a mean."""

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import Backend, NumpyBackend
-from aggregator.numerics.parted import check_gram_size, wide_mean_of
+from aggregator.numerics.parted import PartedVector, check_gram_size, wide_mean_of
 from aggregator.numerics.rows import column_chunks
 from shoal.errors import ShoalError
-from shoal.protocol.jobs import Job, JobKind, NodeKind, VectorNode
+from shoal.protocol.jobs import Job, JobDone, JobKind, MeanPlace, NodeKind, VectorNode
 
 if TYPE_CHECKING:
-    from aggregator.numerics.parted import PartedVector
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.jobs import JobDone, MeanPlace
     from shoal.types import Float32Vector
 
 BLOCK_BYTES: Final = 32 << 20
@@ -266,7 +264,6 @@ class JobLink(Protocol):
         Raises:
             ShardsUnavailableError: a worker is missing, or was lost on the way.
         """
-        ...
 
     def answers(self, jobs: Sequence[Job]) -> list[JobDone]:
         """Have each worker carry out its job of means; return their answers in the order of the workers.
@@ -274,7 +271,6 @@ class JobLink(Protocol):
         Raises:
             ShardsUnavailableError: as `sums`.
         """
-        ...
 
 
 class Shards:

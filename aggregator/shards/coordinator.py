@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from aggregator.rounds.held_models import segment_name
+from aggregator.rounds.held_models import HeldModels, segment_name
 from aggregator.status.facts import WorkerStatus
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import open_document
@@ -24,7 +24,6 @@ from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
-    from aggregator.rounds.held_models import HeldModels
     from aggregator.strategies.base import RoundPlan
     from shoal.protocol.documents import Member, RunPlan
     from shoal.transport.base import Transport

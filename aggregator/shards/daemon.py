@@ -20,7 +20,7 @@ from shoal.membership.signed_plans import open_package
 from shoal.protocol import channels
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage
-from shoal.protocol.jobs import JobKind
+from shoal.protocol.jobs import Job, JobKind, ShardOrder
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TransportEvent
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.config import AggregatorConfig
-    from shoal.protocol.jobs import Job, ShardOrder
 
 LOG = logging.getLogger("shoal.worker")
 

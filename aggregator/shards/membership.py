@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
-from crypto.seal.identity import open_document, sign_document
+from crypto.seal.identity import Identity, open_document, sign_document
 from shoal.errors import UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import WORKER_ROLE
@@ -24,7 +24,6 @@ from shoal.util.files import private_directory
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
-    from crypto.seal.identity import Identity
     from shoal.protocol.reassembly import Transfer
     from shoal.transport.base import Transport, Will
 

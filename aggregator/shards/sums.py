@@ -36,17 +36,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
+from aggregator.numerics.checks import NumericsError
 from aggregator.shards.calculation import ShardsUnavailableError, block_shapes
 from shoal.errors import ConfigError, UntrustedError
-from shoal.protocol.jobs import GroupAddress, JobKind
+from shoal.protocol.jobs import GroupAddress, Job, JobDone, JobKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.shards.coordinator import WorkerMessages
-    from shoal.protocol.jobs import Job, JobDone
 
 JOIN_S: Final = 60.0
 """Longest time for all workers to join a new process group: a busy machine takes half of it to load torch."""
@@ -154,8 +155,6 @@ class _Group:
         self._store: Any = None
 
     def join(self, store: MeetingStore, rank: int, size: int) -> None:
-        import torch.distributed as dist
-
         self.leave()
         dist.init_process_group(
             "gloo",
@@ -167,8 +166,6 @@ class _Group:
         self.generation, self._store = store.generation, store
 
     def leave(self) -> None:
-        import torch.distributed as dist
-
         if dist.is_initialized():
             dist.destroy_process_group()
         self.generation, self._store = "", None
@@ -195,9 +192,6 @@ class DistributedLink:
 
     def sums(self, jobs: Sequence[Job]) -> Iterator[NDArray[np.float64]]:
         """Yield the sums of the workers' blocks, added in the order of the workers."""
-        import torch
-        import torch.distributed as dist
-
         self._send(jobs)
         try:
             for rank in range(1, self._workers + 1):
@@ -220,8 +214,6 @@ class DistributedLink:
 
     def answers(self, jobs: Sequence[Job]) -> list[JobDone]:
         """Return the workers' answers to a job of means."""
-        from aggregator.numerics.checks import NumericsError
-
         for number, job in enumerate(jobs):
             self._messages.job(number, job)
         found: dict[int, JobDone] = {}
@@ -265,8 +257,6 @@ class DistributedLink:
             raise ShardsUnavailableError("a worker is not connected", self._messages.absent)
         store, generation = None, self._group.generation
         if not generation:
-            from aggregator.shards.sums import MeetingStore
-
             generation = uuid.uuid4().hex
             store = MeetingStore(generation, self._workers + 1, self._pass_on)
             meet = dataclasses.replace(
@@ -309,8 +299,6 @@ class BlockSender:
         Raises:
             UntrustedError: more addresses than a group has.
         """
-        from aggregator.shards.sums import MeetingStore
-
         if job.kind is JobKind.MEET:
             if self._store is not None:
                 self._store.take(job.addresses)
@@ -321,9 +309,6 @@ class BlockSender:
 
     def send(self, job: Job, blocks: Callable[[], Iterator[NDArray[np.float64]]] | None) -> None:
         """Send the blocks of an expected job to the coordinator; None says that the worker can't do the job."""
-        import torch
-        import torch.distributed as dist
-
         try:
             store = self._store
             if store is None or store.generation != job.generation:

@@ -164,8 +164,6 @@ class WorkerService:
             case Connected():
                 self._retained.republish()
                 self.tell_presence()
-            case _:
-                pass
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         parsed = self._topics.parse(topic)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aggregator.status.facts import DeviceStatus, LiveFacts
+from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
 from aggregator.status.record import ALIVE_EVERY_S
 from shoal.errors import ConfigError, DocumentError, ShoalError, reason_of
 from shoal.util.files import write_atomic
@@ -26,7 +26,6 @@ from shoal.util.state_codec import decode_state, encode_state
 from shoal.version import VERSION, WIRE
 
 if TYPE_CHECKING:
-    from aggregator.status.facts import RunStatus
     from aggregator.status.watch import FleetWatch
 
 LOG = logging.getLogger("shoal.aggregator")

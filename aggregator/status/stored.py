@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,6 @@ from shoal.util.console import mask_words, second
 from shoal.util.files import free_bytes_of, in_use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aggregator.status.facts import RunStatus
     from shoal.protocol.documents import RunPlan
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.rounds.state import WORDS, Order, RunPhase
-from aggregator.status.record import REVOKED, by_label
+from aggregator.status.record import REVOKED, FleetStatus, by_label
 from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.limits import CHUNK_BYTES
 from shoal.protocol.labels import SHOWN
@@ -17,7 +17,6 @@ from shoal.util.console import counted, second, span
 
 if TYPE_CHECKING:
     from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
-    from aggregator.status.record import FleetStatus
     from shoal.protocol.messages import Vitals
 
 KILO: Final = 1000

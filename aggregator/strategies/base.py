@@ -361,7 +361,6 @@ class Average(Protocol):
 
     def __call__(self, contributions: list[ClientUpdate], weighting: str, cap: float = 0.0) -> Float32Vector:
         """Return the mean of at least one contribution's update; see `weights_of` for the weights."""
-        ...
 
 
 @runtime_checkable

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aggregator.membership import AggregatorMembership
 from aggregator.publisher import Publisher, first_reminder_s
-from aggregator.rounds.state import too_late
+from aggregator.rounds.state import EngineState, too_late
 from aggregator.storage.store import UploadRef
 from aggregator.uploads.states import ANSWERED, UploadEvent, UploadState, UploadTable
 from shoal import limits
 from shoal.protocol.chunking import chunk_count
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import Action
+from shoal.protocol.messages import Action, Reminder
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.reassembly import MAX_MISSING_LISTED
-
-if TYPE_CHECKING:
-    from aggregator.rounds.state import EngineState
-    from shoal.protocol.messages import Reminder
-    from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler
 
 ACTIONS: Final[Mapping[UploadState, Action]] = {
     UploadState.ACKNOWLEDGED: Action.ACK,
