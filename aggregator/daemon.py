@@ -44,7 +44,7 @@ from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, WireError, reason_of
-from shoal.membership.roster import ReplacedError
+from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
@@ -53,7 +53,8 @@ from shoal.transport.mqtt import MqttTransport
 from shoal.transport.probe import own_expiries
 from shoal.util.files import serving
 from shoal.util.log_throttle import Refusals
-from shoal.util.process import keep_heap, raise_open_files_limit, settle, usable_cores
+from shoal.util.process import settle
+from shoal.util.server_process import keep_heap, raise_open_files_limit, usable_cores
 from shoal.util.service_manager import ServiceManager
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ import numpy as np
 
 from aggregator.strategies.base import ClientUpdate, Groups
 from crypto.seal.envelope import open_from_member, read_head
-from crypto.sums.looks import aggregator_deal
+from crypto.sums.deals import aggregator_deal
 from shoal.digests import sha256
 from shoal.errors import UntrustedError
 from shoal.limits import MOST_LOOKED
 from shoal.membership.grants import OWNER_NAME
+from shoal.protocol.cells import Cell, CellSums, Look, LookDeal, OpenCells, deal_head
 from shoal.protocol.codec import U16, U32, decode, encode, message
 from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Cell, CellSums, Look, LookDeal, OpenCells, deal_head
 from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:

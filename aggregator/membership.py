@@ -15,7 +15,7 @@ from crypto.seal.identity import fingerprint
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import AGGREGATOR_ROLE
-from shoal.membership.roster import ReplacedError
+from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant, Member, Roster, RunPlan
 from shoal.util.files import private_directory

@@ -16,7 +16,8 @@ from crypto.seal.identity import fingerprint
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership
 from shoal.membership.grants import OWNER_NAME
-from shoal.membership.roster import ReplacedError, RosterForkError, read_owner_purpose
+from shoal.membership.roster import RosterForkError
+from shoal.membership.roster_changes import ReplacedError, read_owner_purpose
 from shoal.protocol import channels
 from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.reassembly import Reassembler, Transfer

@@ -47,7 +47,7 @@ from crypto.seal.envelope import (
 from crypto.seal.identity import SIGNATURE_BYTES, Identity
 from shoal import limits
 from shoal.errors import WireError
-from shoal.membership.roster import roster_change
+from shoal.membership.roster_changes import roster_change
 from shoal.membership.statements import signers_needed
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
@@ -80,8 +80,8 @@ from shoal.protocol.states import (
 )
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Connected, Disconnected, Transport, TransportEvent
-from shoal.transport.retained import RetainedPublisher
-from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes, out_of_memory, stored
+from shoal.transport.retained import RetainedPublisher, out_of_memory, stored
+from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ from aggregator.sums import CellOpener, KeeperAwaitedError
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
-from shoal.membership.roster import ReplacedError
+from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -71,8 +71,8 @@ from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
     from aggregator.status.facts import RunStatus
+    from shoal.protocol.cells import CellSums
     from shoal.protocol.jobs import PartReport
-    from shoal.protocol.sums import CellSums
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2

@@ -35,8 +35,9 @@ from crypto.sums.ring import WORD_BYTES, Words, extended, mean_of, step_in
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
+from shoal.protocol.cells import REMEMBERED, Cell, CellFigures, CellSums, OpenCells, device_id, fitted
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.sums import MOST_CELLS, REMEMBERED, Cell, CellFigures, CellSums, OpenCells, device_id, fitted
+from shoal.protocol.sums import MOST_CELLS
 from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:

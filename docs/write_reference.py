@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from typer.main import get_command  # noqa: E402 - the path above leads to our modules
 
+from shoal.owner.cli.runs import reveal  # noqa: E402
 from shoal.util.config import Setting, settings_in, variable_of  # noqa: E402
-from shoal.util.options import reveal  # noqa: E402
 
 FOLDER: Final = ROOT / "docs" / "reference"
 SCRIPTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

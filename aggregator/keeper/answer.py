@@ -22,20 +22,10 @@ from crypto.sums.ring import Words, add_pad
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ShoalError, UntrustedError
+from shoal.protocol.cells import REMEMBERED, Cell, CellFigures, CellSums, OpenCells, allowed, device_id
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import FULL_PERCENT
-from shoal.protocol.sums import (
-    REMEMBERED,
-    Cell,
-    CellFigures,
-    CellSums,
-    Figures,
-    KeeperShare,
-    OpenCells,
-    allowed,
-    device_id,
-    share_head,
-)
+from shoal.protocol.sums import Figures, KeeperShare, share_head
 
 if TYPE_CHECKING:
     from aggregator.keeper.memory import KeeperMemory

@@ -16,13 +16,15 @@ import numpy as np
 from aggregator.keeper.memory import KeeperMemory, LooksUsed
 from aggregator.looks import open_deal
 from aggregator.strategies.registry import find_strategy
-from crypto.sums.looks import SKETCH, Deal, cosines, keeper_deal, sketch_pads
+from crypto.sums.deals import Deal, cosines, keeper_deal, sketch_pads
+from crypto.sums.looks import SKETCH
 from crypto.sums.ring import WORD_BYTES
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ShoalError, UntrustedError
+from shoal.protocol.cells import CellSums, Look, OpenCells
 from shoal.protocol.codec import encode
-from shoal.protocol.sums import CellSums, KeeperShare, Look, OpenCells
+from shoal.protocol.sums import KeeperShare
 from shoal.types import DIGEST_BYTES
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import IntegrityError, ShoalError
+from shoal.protocol.cells import REMEMBERED
 from shoal.protocol.codec import U32, Fixed16, Fixed32, decode, encode, message
-from shoal.protocol.sums import REMEMBERED
 from shoal.util.files import read_private, write_private
 
 if TYPE_CHECKING:

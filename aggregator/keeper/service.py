@@ -14,10 +14,10 @@ from aggregator.shards.membership import WorkerMembership, presence_of
 from shoal.errors import ShoalError, UntrustedError, reason_of
 from shoal.membership.signed_plans import open_package
 from shoal.protocol import channels
+from shoal.protocol.cells import OpenCells
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.reassembly import Reassembler, Transfer
-from shoal.protocol.sums import OpenCells
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals

@@ -14,12 +14,13 @@ from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.protocol import channels
+from shoal.protocol.cells import CellSums
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
 from shoal.protocol.reassembly import Reassembler, Transfer
-from shoal.protocol.sums import MOST_CELLS, CellSums
+from shoal.protocol.sums import MOST_CELLS
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from aggregator.numerics.parted import PartedVector, is_parted
 from aggregator.numerics.robust import winsorised
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.hints import wanted
+from shoal.protocol.cells import Partition
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Assignment, Phase, Share, Upload
-from shoal.protocol.sums import Partition
 from shoal.types import Float32Vector
 
 Reads = Literal["updates", "norms", "means"]

@@ -52,9 +52,9 @@ from aggregator.strategies.base import (
 from aggregator.strategies.drawing import drawn_in_turn
 from aggregator.strategies.grouping.search import MOST_FOUND, Search, SearchState, retained_search
 from shoal import limits
+from shoal.protocol.cells import Partition
 from shoal.protocol.documents import Capabilities, RunPlan
 from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ T = TypeVar("T")
 Cancel = Callable[[], bool]
 Job = Callable[[Cancel], Finished]
 Result = Finished | ShoalError
-Done = Callable[[Result], None]
 LOWEST_PRIORITY: Final = 19
 """Nice value of a thread that works when no other program wants the processor.
 
@@ -109,30 +108,3 @@ class ThreadWorker:
     def _is_cancelled(self, cancelled: threading.Event) -> bool:
         self._sign_s = time.monotonic()
         return cancelled.is_set()
-
-
-class InlineWorker:
-    """Runs jobs in the driver's thread when it calls `work`; for the loopback fleet."""
-
-    def __init__(self) -> None:
-        self._waiting: tuple[Callable[[Cancel], Any], Callable[[Any], None]] | None = None
-
-    def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
-        """Hold ``job`` until `work` is called."""
-        self._waiting = (job, done)
-
-    def cancel(self) -> None:
-        """Drop the waiting job."""
-        self._waiting = None
-
-    def work(self) -> bool:
-        """Run the waiting job, if there is one; return whether there was."""
-        if self._waiting is None:
-            return False
-        (job, done), self._waiting = self._waiting, None
-        run_job(job, lambda: False, done)
-        return True
-
-    def close(self) -> None:
-        """Drop the waiting job."""
-        self._waiting = None

@@ -617,7 +617,7 @@ class RunPackage:
         turn: of a standing order, see `Schedule`; 0 for any other run.
         models: number of models with which a later turn begins.
         before, transcript: number of the run that ended with these models, and its transcript then.
-        deals: in a run with looks, sealed `shoal.protocol.sums.LookDeal`: the aggregator's, then the keeper's of each look. They
+        deals: in a run with looks, sealed `shoal.protocol.cells.LookDeal`: the aggregator's, then the keeper's of each look. They
             are not for devices.
     """
 

@@ -6,13 +6,16 @@ replaces it, that chunk is retained at ``s/round``, and the other three topics a
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.protocol.chunking import ChunkKind, cut, transfer_id
 from shoal.protocol.topics import chunk_topic
 from shoal.transport.base import Transport
-from shoal.transport.stored import StoredBytes, out_of_memory
+from shoal.transport.stored import STORED_FROM_BYTES, Handle, StoredBytes
 
 
 class _Held(NamedTuple):
@@ -97,3 +100,28 @@ class RetainedPublisher:
         for base, held in list(self._held.items()):
             if held.payload:  # empty for an adopted topic: publishing it would clear the topic
                 self.publish(base, held.payload, kind=held.kind, round_=held.round, name=held.name)
+
+
+T = TypeVar("T")
+
+
+def stored(write: Callable[[Callable[[bytes], object]], T], directory: Path) -> tuple[T, StoredBytes]:
+    """Return the result of ``write``, and what it passes to the function that it is given, on the disk of ``directory``.
+
+    Raises:
+        OSError: the disk is full or fails.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        found = write(file.write)
+        file.flush()
+        return found, StoredBytes(Handle(os.dup(file.fileno())), 0, file.tell())
+
+
+def out_of_memory(data: bytes, directory: Path) -> bytes | StoredBytes:
+    """Return ``data`` from a file on the disk of ``directory``; the same object if it is short, or the disk is full or fails."""
+    if len(data) < STORED_FROM_BYTES:
+        return data
+    try:
+        return stored(lambda write: write(data), directory)[1]
+    except OSError:
+        return data

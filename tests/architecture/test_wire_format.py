@@ -30,8 +30,8 @@ from shoal.membership import enrol_requests as seal_tokens
 from shoal.owner.enrolment import tokens
 from shoal.owner.keys import receiving as owner_receiving
 from shoal.owner.keys import vault
+from shoal.protocol import cells, codec, documents, enrolment, jobs, messages, recipe, requests, shards, states, sums
 from shoal.protocol import chunking as frame
-from shoal.protocol import codec, documents, enrolment, jobs, messages, recipe, requests, shards, states, sums
 from shoal.protocol.channels import CHANNELS
 from tests.helpers.receiving import RECEIVING
 from tests.helpers.trees import ROOT
@@ -82,6 +82,7 @@ def test_page_lists_every_message_in_order():
         states,
         shards,
         jobs,
+        cells,
         sums,
         keeper_memory,
         looks,
@@ -214,6 +215,7 @@ def test_the_page_has_the_table_of_channels():
 def test_the_tables_name_messages_that_exist():
     """Each word with a capital letter in the column of messages is a message type, but for HMAC."""
     known = {
-        name for name, _ in registered(documents, messages, enrolment, jobs, requests, shards, states, sums).values()
+        name
+        for name, _ in registered(cells, documents, messages, enrolment, jobs, requests, shards, states, sums).values()
     }
     assert {word for c in CHANNELS for word in re.findall(r"[A-Z]\w+", c.message)} - {"HMAC"} <= known

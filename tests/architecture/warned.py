@@ -30,7 +30,7 @@ MAKERS = {
     ("aggregator/status/versions.py", "left_out"): "device",
     ("aggregator/run_log.py", "awaited_keys"): "problem",
     ("edge_client/learning/executor/trial.py", "failure"): "command",
-    ("shoal/util/process.py", "raise_open_files_limit"): "log",
+    ("shoal/util/server_process.py", "raise_open_files_limit"): "log",
 }
 """Functions that yield, append or return texts for warnings, alone or before the advice, and the kind of these texts."""
 

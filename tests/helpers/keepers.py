@@ -14,11 +14,13 @@ from aggregator.strategies.base import ClientUpdate
 from aggregator.sums import KeeperAwaitedError
 from crypto.seal.envelope import seal_to_member
 from crypto.seal.identity import Identity
-from crypto.sums.looks import deal, hidden_sketch
+from crypto.sums.deals import deal
+from crypto.sums.looks import hidden_sketch
+from shoal.protocol.cells import LookDeal, deal_head
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Figures, KeeperShare, LookDeal, deal_head, share_head
+from shoal.protocol.sums import Figures, KeeperShare, share_head
 from tests.helpers.plans import D, run_plan
 
 NONCE = b"n" * 16

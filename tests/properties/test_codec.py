@@ -18,6 +18,7 @@ from shoal import limits
 from shoal.errors import WireError
 from shoal.hints import is_enum
 from shoal.protocol import codec
+from shoal.protocol.cells import Cell, OpenCells
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import Member, ModelChoice, RunPlan, Schedule, SegmentSpec
 from shoal.protocol.jobs import Job, MeanPlace, NodeKind, VectorNode
@@ -39,7 +40,6 @@ from shoal.protocol.states import (
     Step,
     Term,
 )
-from shoal.protocol.sums import Cell, OpenCells
 
 assert edge_client.models.store
 assert edge_client.storage.state

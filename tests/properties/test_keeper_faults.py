@@ -23,8 +23,9 @@ from crypto.sums.codes import code, hidden_codes, matches
 from crypto.sums.looks import hidden_sketch
 from crypto.sums.ring import hidden, unit_of
 from shoal.digests import sha256
+from shoal.protocol.cells import OpenCells
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.sums import Figures, OpenCells
+from shoal.protocol.sums import Figures
 from tests.helpers.cases import with_long
 from tests.helpers.keepers import (
     LOOKS,

@@ -15,7 +15,7 @@ from aggregator.numerics.bipartition import LINKAGES, Bipartition, balanced_bipa
 from aggregator.numerics.gap import gamma_limit, is_safe_split, overlap
 from aggregator.strategies.base import ClientUpdate, Groups
 from aggregator.strategies.cfl.state import CflSettings, Cut
-from shoal.protocol.sums import Partition
+from shoal.protocol.cells import Partition
 
 
 @dataclass(frozen=True, slots=True)

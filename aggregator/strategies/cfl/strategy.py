@@ -64,9 +64,9 @@ from aggregator.strategies.cfl.split_validation import (
 from aggregator.strategies.cfl.state import ROOT, CflSettings, CflState, Cluster, Cut, Step
 from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
+from shoal.protocol.cells import Partition
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import STATISTICS_MODEL, Assignment, Phase, Share
-from shoal.protocol.sums import Partition
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""

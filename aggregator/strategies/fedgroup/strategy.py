@@ -82,9 +82,9 @@ from aggregator.strategies.fedgroup.state import FedGroupSettings, FedGroupState
 from aggregator.strategies.grouping.search import Search, SearchState, retained_search
 from shoal.errors import IntegrityError
 from shoal.limits import MAX_SCALE, MIN_WEIGHT
+from shoal.protocol.cells import Partition
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Phase
-from shoal.protocol.sums import Partition
 from shoal.types import Float32Vector
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from edge_client.config import EdgeConfig
 from edge_client.daemon import next_birth
 from edge_client.learning.data import Dataset
 from edge_client.learning.executor.choice import AUTO
-from edge_client.learning.worker import InlineWorker
+from edge_client.learning.worker import Cancel, run_job
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
@@ -69,6 +69,36 @@ POLL_S: Final = 0.25
 
 class LoopbackError(ShoalError):
     """A loopback fleet did not reach the expected state within its virtual time."""
+
+
+T = TypeVar("T")
+
+
+class InlineWorker:
+    """Runs jobs in the driver's thread when it calls `work`; for the loopback fleet."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[Callable[[Cancel], Any], Callable[[Any], None]] | None = None
+
+    def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
+        """Hold ``job`` until `work` is called."""
+        self._waiting = (job, done)
+
+    def cancel(self) -> None:
+        """Drop the waiting job."""
+        self._waiting = None
+
+    def work(self) -> bool:
+        """Run the waiting job, if there is one; return whether there was."""
+        if self._waiting is None:
+            return False
+        (job, done), self._waiting = self._waiting, None
+        run_job(job, lambda: False, done)
+        return True
+
+    def close(self) -> None:
+        """Drop the waiting job."""
+        self._waiting = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Runs at the aggregator: `shoal-fleet run start|pause|resume|stop|list|show|logs`.
 
-All ask the aggregator through the broker; only `start --out FILE` writes a file to carry by hand.
+All ask the aggregator through the broker; only `start --out FILE` writes a file to carry by hand. `start` has help in two
+lengths: `--help` shows the options that most people need, `--help-all` shows every option.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
-from shoal.util.console import note, say_result
-from shoal.util.options import AsJson, HelpAll, reveals
+from shoal.util.console import note, say, say_result
+from shoal.util.options import AsJson
 from shoal.util.progress import working
 
 if TYPE_CHECKING:
@@ -45,6 +46,30 @@ LAST_RUN: Final = 2**32 - 1
 app = typer.Typer(help="Start, pause, resume, stop and watch runs at the aggregator.", no_args_is_help=True)
 
 Number = Annotated[int, typer.Argument(help="The run's number.", min=1, max=LAST_RUN)]
+
+
+def reveal(command: Any) -> None:
+    """Let the help of a typer command show all of its options."""
+    for parameter in command.params:
+        parameter.hidden = False
+
+
+def reveals(command: Any) -> bool:
+    """Return whether the help of a typer command shows all of its options."""
+    return not any(getattr(parameter, "hidden", False) for parameter in command.params)
+
+
+def _show(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        reveal(context.command)
+        say(context.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", help="Show all options.", is_eager=True, expose_value=False, callback=_show),
+]
 
 
 class RunCommand(TyperCommand):

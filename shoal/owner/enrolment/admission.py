@@ -13,9 +13,10 @@ from crypto.seal.envelope import is_from, read_head, seal_message_to_member
 from crypto.seal.identity import fingerprint, peek_document
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
-from shoal.membership.enrol_requests import Asked, make_refusal, open_request, peek_request
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
-from shoal.membership.roster import FORK_HINT, digest_of, owner_purpose, read_owner_purpose
+from shoal.membership.roster import FORK_HINT, digest_of
+from shoal.membership.roster_changes import owner_purpose, read_owner_purpose
+from shoal.owner.enrolment.requests import Asked, make_refusal, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import OTHER_NAME_HINT, FleetDirectory
 from shoal.protocol import channels

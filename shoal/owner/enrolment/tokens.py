@@ -12,7 +12,8 @@ from typing import Final
 
 from crypto.seal.identity import fingerprint
 from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
-from shoal.membership.enrol_requests import TOKEN_SECRET_BYTES, token_id
+from shoal.membership.enrol_requests import token_id
+from shoal.owner.enrolment.requests import TOKEN_SECRET_BYTES
 from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import U64, decode, encode, message

@@ -14,7 +14,7 @@ from aggregator.strategies.registry import check_compared, make_strategy, models
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group, seal_to_member
 from crypto.seal.identity import sign_document
-from crypto.sums.looks import deal
+from crypto.sums.deals import deal
 from crypto.sums.ring import SEED_BYTES
 from edge_client.run.policy import origins_purpose, task_purpose
 from shoal import limits
@@ -23,11 +23,12 @@ from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.masks import run_chain
+from shoal.protocol.cells import LookDeal, deal_head
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
 from shoal.protocol.messages import Sealed
 from shoal.protocol.recipe import DEFAULTS, Recipe, Setting
-from shoal.protocol.sums import LookDeal, deal_head, precision_in
+from shoal.protocol.sums import precision_in
 from shoal.task.data_declaration import STANDARDISE_LOCALLY
 from shoal.task.manifest import statistics_length
 from shoal.util.files import write_atomic

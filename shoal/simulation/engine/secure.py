@@ -21,7 +21,8 @@ from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.limits import MOST_LOOKED
 from shoal.owner.runs.plan import LOOKS, check_keeper, most_summed
-from shoal.protocol.sums import REMEMBERED, Figures
+from shoal.protocol.cells import REMEMBERED
+from shoal.protocol.sums import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

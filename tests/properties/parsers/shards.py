@@ -7,7 +7,7 @@ from collections import defaultdict
 from aggregator.keeper.memory import KeeperMemory, LooksUsed, Opened
 from aggregator.looks import LookAsked, LooksAsked
 from edge_client.upload_pieces import Pieces
-from shoal.protocol import jobs, shards, sums
+from shoal.protocol import cells, jobs, shards, sums
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Phase
 
@@ -39,14 +39,14 @@ def job(kind, vectors, **more):
 
 
 FIGURES = sums.Figures(loss=1.5, correct=3, tested=4, norm=2.0)
-CELL = sums.Cell(Phase.TRAIN, 1, True, (b"share", b"other", b"third"))
-CELL_FIGURES = sums.CellFigures(
+CELL = cells.Cell(Phase.TRAIN, 1, True, (b"share", b"other", b"third"))
+CELL_FIGURES = cells.CellFigures(
     count=3, loss=1.5, correct=9, tested=12, norm=2.0, longest=3.0, margins=((0.5, 1.0, 1.5),)
 )
 OPENED = Opened(1, 2, DIGEST, ((KEY, NONCE, RUN),))
-LOOK = sums.Look(1, b"deal", b"masked", b"product")
+LOOK = cells.Look(1, b"deal", b"masked", b"product")
 USED = LooksUsed(RUN, (DIGEST,), (DIGEST,))
-PARTITION = sums.Partition(b"\x00\x01", gap=True)
+PARTITION = cells.Partition(b"\x00\x01", gap=True)
 ASKED = LookAsked(Phase.TRAIN, 1, 2, ("dev-1", "dev-2"))
 
 EXAMPLES = (
@@ -65,10 +65,10 @@ EXAMPLES = (
         figures=FIGURES,
     ),
     CELL,
-    sums.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,)),
+    cells.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,)),
     CELL_FIGURES,
-    sums.CellSums(run_id=RUN, round=2, request=DIGEST, cells=(CELL_FIGURES,)),
-    sums.CellSums(run_id=RUN, round=2, request=DIGEST, refused="why", recent=(((KEY, NONCE, RUN),),)),
+    cells.CellSums(run_id=RUN, round=2, request=DIGEST, cells=(CELL_FIGURES,)),
+    cells.CellSums(run_id=RUN, round=2, request=DIGEST, refused="why", recent=(((KEY, NONCE, RUN),),)),
     OPENED,
     LOOK,
     sums.SumCodes((1, 2), (3, 4), (5, 6)),
@@ -76,9 +76,9 @@ EXAMPLES = (
     PARTITION,
     ASKED,
     LooksAsked(2, 3, (ASKED,)),
-    sums.LookDeal(run_id=RUN, index=1, seed=DIGEST, share=b"share"),
-    sums.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,), look=LOOK),
-    sums.CellSums(run_id=RUN, round=2, request=DIGEST, masked=b"masked", partitions=(PARTITION,), used=1),
+    cells.LookDeal(run_id=RUN, index=1, seed=DIGEST, share=b"share"),
+    cells.OpenCells(run_id=RUN, round=2, nonce=NONCE, plan=b"plan", cells=(CELL,), look=LOOK),
+    cells.CellSums(run_id=RUN, round=2, request=DIGEST, masked=b"masked", partitions=(PARTITION,), used=1),
     KeeperMemory((OPENED,), USED),
     shards.UploadPart(
         fleet="demo", run_id=RUN, round=2, phase=Phase.TRAIN, nonce=NONCE, device="dev-1", recipient=DIGEST, worker=1

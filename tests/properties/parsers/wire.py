@@ -27,20 +27,14 @@ from edge_client.protocol import round_state as agent
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
-from shoal.membership.enrol_requests import (
-    _key,
-    _prove,
-    make_refusal,
-    make_request,
-    open_refusal,
-    open_request,
-    token_id,
-)
+from shoal.membership.enrol_requests import _key, _prove, make_request, open_refusal, token_id
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
-from shoal.membership.roster import apply_change, open_roster, owner_purpose, roster_change
+from shoal.membership.roster import apply_change, open_roster
+from shoal.membership.roster_changes import owner_purpose, roster_change
 from shoal.membership.statements import check_certificate
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
+from shoal.owner.enrolment.requests import make_refusal, open_request
 from shoal.owner.models.reader import open_presence
 from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split

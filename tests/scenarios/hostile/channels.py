@@ -13,7 +13,7 @@ from crypto.seal.identity import peek_document, sign_document
 from edge_client.models.checkpoints import seal_checkpoint
 from edge_client.protocol.roster_sync import RosterSync
 from shoal.membership.grants import seal_grant
-from shoal.membership.roster import owner_purpose, roster_change
+from shoal.membership.roster_changes import owner_purpose, roster_change
 from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, decode_prefix, encode

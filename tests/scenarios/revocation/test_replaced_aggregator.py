@@ -15,7 +15,7 @@ from edge_client.models.store import StateFile, certified_file
 from edge_client.protocol.round_state import Stage
 from shoal.errors import IntegrityError, ShoalError, TaskError, UntrustedError
 from shoal.membership.directory import KEY_FILE
-from shoal.membership.roster import ReplacedError
+from shoal.membership.roster_changes import ReplacedError
 from shoal.owner.cli.runs import _earlier_models
 from shoal.owner.models.files import MAX_CERTIFIED, read_certified
 from shoal.protocol import channels

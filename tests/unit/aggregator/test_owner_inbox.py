@@ -8,7 +8,8 @@ from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.envelope import SealError
 from crypto.seal.identity import Identity, sign_document
 from shoal.errors import UntrustedError, WireError
-from shoal.membership.roster import ReplacedError, RosterForkError
+from shoal.membership.roster import RosterForkError
+from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol.channels import KEYS
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.reassembly import Reassembler

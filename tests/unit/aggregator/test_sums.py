@@ -11,8 +11,9 @@ from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.sums import FALSE_SHARE, NOT_OPENED, CellOpener, KeeperAwaitedError, chosen_cells
 from crypto.sums.ring import hidden, unit_of
+from shoal.protocol.cells import OpenCells
 from shoal.protocol.codec import decode
-from shoal.protocol.sums import Figures, OpenCells
+from shoal.protocol.sums import Figures
 from tests.helpers.keepers import MOST, NAMES, NONCE, identity, plan_of, roster_of, seed_of, share
 from tests.helpers.plans import D, contribution
 

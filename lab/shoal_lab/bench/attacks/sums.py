@@ -23,8 +23,8 @@ from crypto.sums.looks import sketch
 from crypto.sums.ring import add_pad, hidden, mean_of, unit_of
 from shoal import limits
 from shoal.owner.runs.plan import most_summed
+from shoal.protocol.cells import LEAST_CHANGE
 from shoal.protocol.recipe import DEFAULTS
-from shoal.protocol.sums import LEAST_CHANGE
 from shoal.types import Float32Vector
 from shoal_lab.bench.attacks.base import Result, cosine
 from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab

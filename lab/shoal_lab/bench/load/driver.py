@@ -45,12 +45,13 @@ from shoal.transport.base import Connected, Qos, TakenOver, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.console import setup_logging
 from shoal.util.files import write_atomic
-from shoal.util.process import raise_open_files, settle
+from shoal.util.process import settle
+from shoal.util.server_process import raise_open_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.worker import Done, Job
+    from edge_client.learning.worker import Job, Result
     from shoal.protocol.channels import Channel
     from shoal.protocol.reassembly import Transfer
     from shoal.task.bundle import TaskBundle
@@ -189,7 +190,7 @@ class _Task:
     due_s: float
     number: int
     job: Job = field(compare=False)
-    done: Done = field(compare=False)
+    done: Callable[[Result], None] = field(compare=False)
     cancelled: bool = field(default=False, compare=False)
 
 
@@ -206,7 +207,7 @@ class Trainings:
         self._numbers = itertools.count()
         self.carried_out = 0
 
-    def add(self, job: Job, done: Done) -> _Task:
+    def add(self, job: Job, done: Callable[[Result], None]) -> _Task:
         """Queue a job."""
         task = _Task(time.monotonic() + self._delay_s(), next(self._numbers), job, done)
         heapq.heappush(self._tasks, task)
@@ -234,7 +235,7 @@ class LoadWorker:
         self._trainings = trainings
         self._task: _Task | None = None
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: Callable[[Result], None]) -> None:
         """Queue ``job`` and cancel the one before it."""
         self.cancel()
         self._task = self._trainings.add(job, done)

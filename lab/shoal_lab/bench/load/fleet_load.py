@@ -37,7 +37,7 @@ from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds, memory_mb
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
-from shoal.util.process import raise_open_files
+from shoal.util.server_process import raise_open_files
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.loopback.fleet import draw_origins

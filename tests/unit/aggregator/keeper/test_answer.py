@@ -11,8 +11,9 @@ from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from crypto.sums.ring import add_pad
 from shoal.errors import UntrustedError
+from shoal.protocol.cells import Cell, OpenCells
 from shoal.protocol.messages import Phase
-from shoal.protocol.sums import Cell, Figures, KeeperShare, OpenCells
+from shoal.protocol.sums import Figures, KeeperShare
 from tests.helpers.keepers import NAMES, NONCE, identity, plan_of, roster_of, seed_of, share
 from tests.helpers.plans import D, run_plan
 

@@ -7,8 +7,9 @@ import time
 import weakref
 
 import pytest
+from shoal_lab.loopback.fleet import InlineWorker
 
-from edge_client.learning.worker import LOWEST_PRIORITY, InlineWorker, ThreadWorker
+from edge_client.learning.worker import LOWEST_PRIORITY, ThreadWorker
 
 
 class Mask:

@@ -4,7 +4,7 @@ import pytest
 
 from edge_client.protocol.inbound import allowed
 from shoal import limits
-from shoal.membership.roster import roster_change
+from shoal.membership.roster_changes import roster_change
 from shoal.protocol import sizes
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
 from shoal.protocol.reassembly import cost_bytes

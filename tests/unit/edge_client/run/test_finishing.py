@@ -5,9 +5,9 @@ import json
 import logging
 
 import pytest
+from shoal_lab.loopback.fleet import InlineWorker
 
 from edge_client.learning.finish import finish
-from edge_client.learning.worker import InlineWorker
 from edge_client.protocol.round_state import Stage
 from edge_client.run import finishing
 from edge_client.storage.finished_models import PERSONAL_FILES, START_FILES, FinishedModels

@@ -112,7 +112,7 @@ def test_a_server_keeps_its_heap():
     program = (
         "import resource, sys\n"
         "import numpy as np\n"
-        "from shoal.util.process import keep_heap\n"
+        "from shoal.util.server_process import keep_heap\n"
         "kept = keep_heap()\n"
         "def faults_of_a_round():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"

@@ -151,7 +151,7 @@ def test_request_under_other_terms(scene, change):
 def sealed_by(identity, token, statement, proof=None):
     """Return a request as a holder of the line could forge it, with any statement and any proof."""
     raw = encode(statement)
-    key = seal_tokens._key(token)
+    key = seal_tokens.token_group(token)
     head = Sealed(token.fleet, "enrolment", identity.name, "owner")
     return encode(EnrolRequest(identity.member, seal_to_group(identity, key, head, (proof or b"") + raw)))
 
@@ -211,8 +211,10 @@ def test_unusable_seal_key_spends_no_token(scene):
         )
     )
     head = ENROLMENT.head("reef", "dev-1", "owner")
-    plain = seal_tokens._prove(token, statement) + statement
-    scene.leave_request(token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens._key(token), head, plain))))
+    plain = seal_tokens.prove(token, statement) + statement
+    scene.leave_request(
+        token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens.token_group(token), head, plain)))
+    )
     registrar = scene.sit()
     assert registrar.pending == {}
     assert "nothing can be sealed to it" in reasons(registrar)[0]

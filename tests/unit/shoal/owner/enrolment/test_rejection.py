@@ -7,8 +7,9 @@ from crypto.seal.identity import Identity
 from edge_client.enrolment import Enrolling
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, UsageError, WireError
-from shoal.membership.enrol_requests import make_refusal, make_request, open_refusal, token_id
+from shoal.membership.enrol_requests import make_request, open_refusal, token_id
 from shoal.owner.enrolment.admission import REJECTED
+from shoal.owner.enrolment.requests import make_refusal
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
 from tests.helpers.enrolments import NOW_S, TOPICS, Scene

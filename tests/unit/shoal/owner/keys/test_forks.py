@@ -17,7 +17,7 @@ from shoal import limits
 from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.directory import LEAST_FILE
 from shoal.membership.grants import AGGREGATOR_ROLE
-from shoal.membership.roster import roster_change
+from shoal.membership.roster_changes import roster_change
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.protocol import channels

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.errors import UntrustedError, WireError
-from shoal.membership.roster import apply_change, open_roster, roster_change, shortened
+from shoal.membership.roster import apply_change, open_roster, shortened
+from shoal.membership.roster_changes import roster_change
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member, Roster
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.transport import stored
-from shoal.transport.stored import out_of_memory
+from shoal.transport import retained
+from shoal.transport.retained import out_of_memory
 
 DATA = bytes(range(100))
 
@@ -11,7 +11,7 @@ DATA = bytes(range(100))
 @pytest.mark.parametrize("full", [False, True])
 def test_many_bytes_are_on_the_disk(tmp_path, monkeypatch, full):
     """On a full disk they stay in memory."""
-    monkeypatch.setattr(stored, "STORED_FROM_BYTES", len(DATA))
+    monkeypatch.setattr(retained, "STORED_FROM_BYTES", len(DATA))
     assert out_of_memory(DATA[1:], tmp_path) == DATA[1:]
     found = out_of_memory(DATA, tmp_path / "missing" if full else tmp_path)
     assert (found is DATA) == full

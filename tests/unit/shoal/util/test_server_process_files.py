@@ -7,7 +7,7 @@ import pytest
 
 SHOW = """
 import resource
-from shoal.util.process import raise_open_files_limit
+from shoal.util.server_process import raise_open_files_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))
 print(raise_open_files_limit({needed}))
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

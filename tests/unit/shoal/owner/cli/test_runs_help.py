@@ -3,7 +3,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from shoal.util.options import HelpAll, reveal, reveals
+from shoal.owner.cli.runs import HelpAll, reveal, reveals
 
 app = typer.Typer(rich_markup_mode=None)
 

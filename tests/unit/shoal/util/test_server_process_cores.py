@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.util.process import usable_cores
+from shoal.util.server_process import usable_cores
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -54,6 +54,6 @@ def test_affinity_counts_without_groups(tmp_path):
 def test_process_on_one_core_has_one():
     """A process that is bound to one core has one."""
     program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    program += "from shoal.util.process import usable_cores; print(usable_cores())"
+    program += "from shoal.util.server_process import usable_cores; print(usable_cores())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

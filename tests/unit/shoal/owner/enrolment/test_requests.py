@@ -1,0 +1,122 @@
+"""Enrolment requests: only the holder of a token makes a valid one, for its own keys and under the token's own terms."""
+
+import dataclasses
+
+import pytest
+
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.identity import Identity
+from shoal.errors import UntrustedError, WireError
+from shoal.membership import enrol_requests as tokens
+from shoal.membership.enrol_requests import make_request, token_id
+from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.owner.enrolment.requests import open_request, peek_request
+from shoal.protocol.channels import ENROLMENT
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Card
+from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from tests.helpers.receiving import RECEIVING, device_card
+
+DEVICE, THIEF = Identity.generate("dev-1"), Identity.generate("dev-1")
+TOKEN = Token(
+    fleet="reef",
+    broker="mqtt://broker.example",
+    owner="owner-print",
+    aggregator="aggregator-print",
+    expires_at_s=2_000,
+    secret=bytes(range(16)),
+)
+UNPROVEN = "the request does not prove the token that it names"
+
+
+def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
+    """Return a request by a holder of the line, who may seal any statement."""
+    statement = encode(
+        EnrolStatement(
+            fleet=token.fleet,
+            owner=token.owner,
+            aggregator=token.aggregator,
+            token=token_id(token.secret),
+            expires_at_s=token.expires_at_s,
+            asked_at_s=1_000,
+            card=card or device_card(signer),
+        )
+    )
+    raw = statement if raw is None else raw
+    proof = tokens.prove(token, raw or b"-") if proof is None else proof
+    head = ENROLMENT.head(token.fleet, signer.name, "owner")
+    return encode(EnrolRequest(signer.member, seal_to_group(signer, tokens.token_group(token), head, proof + raw)))
+
+
+def test_request_gives_card_and_time():
+    """A request gives the card and the time of its device."""
+    asked = open_request(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), TOKEN)
+    assert asked.card == Card(DEVICE_ROLE, DEVICE.member, RECEIVING.public)
+    assert asked.asked_at_s == 1_234
+    assert decode(asked.card_bytes[64:], Card) == asked.card
+
+
+@pytest.mark.parametrize("change", [{"secret": bytes(16)}, {"fleet": "rock"}], ids=["another secret", "another fleet"])
+def test_another_tokens_request_is_refused(change):
+    """A request under another token is refused."""
+    with pytest.raises(UntrustedError):
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
+
+
+@pytest.mark.parametrize("change", [{"owner": "eve-print"}, {"aggregator": "eve-print"}, {"expires_at_s": 9_999}])
+def test_terms_unlike_the_line_are_refused(change):
+    """The device pinned other fingerprints, or its line was given another expiry: the same secret does not help."""
+    with pytest.raises(UntrustedError, match="another fleet, owner, aggregator or token than the enrolment line"):
+        open_request(make_request(DEVICE, dataclasses.replace(TOKEN, **change), 1_234, RECEIVING.public), TOKEN)
+
+
+def test_forged_request_with_proof_passes():
+    """The tests below can fail: their request differs from this one in one point each."""
+    assert open_request(forge(), TOKEN).card.member == DEVICE.member
+
+
+def test_wrong_proof_is_refused():
+    """A wrong proof is refused under the right seal."""
+    with pytest.raises(UntrustedError, match=UNPROVEN):
+        open_request(forge(proof=bytes(32)), TOKEN)
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(31)])
+def test_request_lacking_a_statement(proof):
+    """A request without a statement is refused."""
+    with pytest.raises(WireError, match="an empty enrolment statement"):
+        open_request(forge(proof=proof, raw=b""), TOKEN)
+
+
+def test_card_of_another_device_is_refused():
+    with pytest.raises(UntrustedError, match="card does not belong to the keys that sign the request"):
+        open_request(forge(signer=THIEF, card=device_card(DEVICE)), TOKEN)
+
+
+def test_card_of_an_aggregator_is_refused():
+    """A card for the aggregators role is refused."""
+    with pytest.raises(UntrustedError, match="card does not belong"):
+        open_request(forge(card=make_card(DEVICE, AGGREGATOR_ROLE)), TOKEN)
+
+
+def test_other_keys_around_it_are_refused():
+    """A broker could replace the claimed identity, which is not encrypted."""
+    request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
+    with pytest.raises(UntrustedError, match=UNPROVEN):
+        open_request(encode(dataclasses.replace(request, member=THIEF.member)), TOKEN)
+
+
+def test_other_name_around_it_is_refused():
+    """Another name around a request is refused."""
+    request = decode(make_request(DEVICE, TOKEN, 1_234, RECEIVING.public), EnrolRequest)
+    renamed = dataclasses.replace(request, member=dataclasses.replace(DEVICE.member, name="dev-2"))
+    with pytest.raises(UntrustedError, match="a request of 'dev-1' to 'owner' of fleet 'reef'"):
+        open_request(encode(renamed), TOKEN)
+
+
+def test_peek_names_the_sender():
+    """A peek names the sender of a request under any token."""
+    request = make_request(DEVICE, dataclasses.replace(TOKEN, secret=bytes(16)), 1_234, RECEIVING.public)
+    assert peek_request(request).member == DEVICE.member
+    with pytest.raises(WireError):
+        peek_request(b"noise")
