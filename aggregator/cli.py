@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -21,20 +21,21 @@ from shoal.util.progress import working
 
 app = new_app("Group devices and average their masked updates, without being able to read them.")
 
+AGGREGATOR: Final = "aggregator"
+"""Name of a fleet's aggregator in the roster."""
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and runs of this server.")]
 
 
 @app.command()
 def init(
     directory: Directory,
-    name: Annotated[str, typer.Option(help="Name in the roster.")] = "aggregator",
     json: AsJson = False,
 ) -> None:
     """Make this aggregator's keys and print the path of the card to carry to the owner."""
     from aggregator import membership
     from shoal.membership.cards import say_card
 
-    say_card("aggregator", name, membership.init(directory, name), as_json=json)
+    say_card("aggregator", AGGREGATOR, membership.init(directory, AGGREGATOR), as_json=json)
 
 
 @app.command()

@@ -78,9 +78,7 @@ def _say_joined(directory: Path, fleet: str, name: str, *, as_json: bool) -> Non
 
 
 @app.command()
-@options_of(EdgeConfig, "ca", file=False)
 def enrol(
-    layers: Layers[EdgeConfig],
     directory: Directory,
     line: Annotated[
         str,
@@ -110,7 +108,8 @@ def enrol(
     note(f"fingerprint {mine}")
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
-    way = {name: layers.values[name] for name in ("ca", "cert", "key", "proxy")}
+    settings = read(EdgeConfig).values
+    way = {name: settings[name] for name in ("ca", "cert", "key", "proxy")}
     member = joining.enrol(directory, token, **way, complain=note)
     _say_joined(directory, member.fleet, member.name, as_json=json)
 
@@ -234,28 +233,25 @@ def evaluate(
     layers: Layers[EdgeConfig],
     directory: Directory,
     data: Annotated[Path, typer.Argument(metavar="FILE", help=f"Samples with labels: {DATA_HELP}")],
-    node: Node = None,
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="As for predict.")] = False,
-    live: Live = False,
     json: AsJson = False,
 ) -> None:
     """Compare this device's answers with the labels of a file, and with the most common label, or the mean for numbers.
 
-    The same model answers as for predict. Nothing leaves the device.
+    The same model answers as for predict without options. Nothing leaves the device.
     """
     from edge_client.answers.inference import choose
     from edge_client.learning.evaluation import ClassFigures
     from edge_client.status import evaluation_lines
 
-    chosen = choose(directory, live=live, backend=_backend(read(EdgeConfig).values))
+    chosen = choose(directory, live=False, backend=_backend(layers.values))
     # Who compares answers wants every sample.
     reading = Reading(layers.values["label"], layers.values["separator"], skip_bad=0)
     with working("computing the answers"):
-        figures = chosen.evaluate(data, node=node, ensemble=ensemble, reading=reading)
-    _note_unfinished(live, chosen.live, chosen.own)
+        figures = chosen.evaluate(data, reading)
+    _note_unfinished(False, chosen.live, chosen.own)
     names = chosen.bundle.manifest.data.labels
     document = figures.document(names) if isinstance(figures, ClassFigures) else figures.document()
-    found = {**document, "no_better": figures.is_no_better, **chosen.document(node, ensemble=ensemble)}
+    found = {**document, "no_better": figures.is_no_better, **chosen.document(None)}
     say_result(found, *evaluation_lines(document), as_json=json)
     if figures.is_no_better:
         note("warning: the model is no better than a guess that looks at no sample")

@@ -42,7 +42,9 @@ class EdgeConfig:
             rare=True,
         ),
     ] = None
-    decimal: Annotated[str, Setting("Decimal mark of CSV files: `.` or `,`.", shown="found in the file")] = ""
+    decimal: Annotated[str, Setting("Decimal mark of CSV files: `.` or `,`.", shown="found in the file", rare=True)] = (
+        ""
+    )
     watch: Annotated[
         bool,
         Setting(

@@ -9,7 +9,7 @@ import typer
 
 from shoal.errors import ConfigError
 from shoal.new import cli as new_cli
-from shoal.report.delivery import BrokerName, SaveFile, broker_name, deliver, stop_cleanly, writable
+from shoal.report.delivery import SaveFile, deliver, stop_cleanly, writable
 from shoal.util.console import add_version, forbid_inspection, note, run_program
 from shoal.util.extensions import COMMANDS_GROUP, extension_names, load_extension
 from shoal.util.files import write_atomic
@@ -64,7 +64,6 @@ def demo(
     data: Annotated[str, typer.Option(help="digits (installed with scikit-learn) or mnist.")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
     seed: Annotated[int, typer.Option(help="Seed of data split, groups, origins and batch order.", min=0)] = 0,
-    broker: BrokerName = "auto",
     mode: Annotated[
         str,
         typer.Option(help="rotation (secret permutation, signs, Hadamard), permutation, signed-permutation or none."),
@@ -90,7 +89,6 @@ def demo(
             data=data,
             data_dir=data_dir,
             seed=seed,
-            broker=broker_name(broker),
             progress=progress,
             mode=mode,
         )

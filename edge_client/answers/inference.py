@@ -124,13 +124,11 @@ class Chosen:
         outputs = self.outputs(load_inputs(source, manifest, reading), node=node, ensemble=ensemble)
         return probabilities_of(outputs, manifest.kind)
 
-    def evaluate(
-        self, source: Path, *, node: int | None = None, ensemble: bool = False, reading: Reading = AS_FOUND
-    ) -> ClassFigures | ErrorFigures:
-        """Return the figures of the answers for samples with labels; arguments and errors as for `predict`."""
+    def evaluate(self, source: Path, reading: Reading = AS_FOUND) -> ClassFigures | ErrorFigures:
+        """Return the figures of the answers for samples with labels; errors as for `predict`."""
         manifest = self.bundle.manifest
         samples = load(source, manifest, reading)
-        outputs = self.outputs(samples.x, node=node, ensemble=ensemble)
+        outputs = self.outputs(samples.x)
         if manifest.kind == "regression":
             return of_numbers(outputs, samples.y)
         return of_classes(answers_of(outputs, manifest.kind), samples.y, manifest.label.limit)

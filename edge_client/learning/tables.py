@@ -464,7 +464,7 @@ class _Numbers:
 
 def _number_hint(cell: str) -> str:
     if _number(cell.replace(",", ".", 1)) is not None:
-        return "write numbers with a decimal point, or give --decimal ,"
+        return 'write numbers with a decimal point, or give the setting decimal = ","'
     if _number("".join(cell.replace(",", "").replace("'", "").split())) is not None:
         return "write numbers without a mark between thousands"
     if found := _UNIT.fullmatch(cell.strip()):

@@ -27,7 +27,7 @@ from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.process_fleet import Stage, StageError
 from shoal.task.bundle import TaskBundle
-from shoal.transport.local_broker import BrokerKind, start_broker
+from shoal.transport.local_broker import start_broker
 from shoal.types import Float32Vector
 
 HIDDEN_UNITS: Final = 64
@@ -125,7 +125,6 @@ def run_demo(
     data: str,
     data_dir: Path | None,
     seed: int,
-    broker: BrokerKind | None,
     progress: Progress,
     mode: str = DEFAULT_MODE,
 ) -> DemoResult:
@@ -148,7 +147,7 @@ def run_demo(
         sources = hidden.save(root / "data")
         names = tuple(f"dev-{i:02d}" for i in range(devices))
         progress.stage("starting the broker")
-        with start_broker(broker or "auto", root / "broker") as running:
+        with start_broker("auto", root / "broker") as running:
             progress.stage(f"making keys for the owner, the aggregator and {devices} devices")
             with Stage(root / "fleet", running.url, names) as stage:
                 progress.stage(f"starting the aggregator and {devices} devices on {running.kind}")

@@ -147,7 +147,7 @@ def _tls(address: BrokerAddress, now_s: int) -> Check:
     if not address.tls:
         if address.is_loopback:
             return ok("tls", "none: the broker is on this machine")
-        return Check("tls", "warning", "none: user and password travel in clear", "use mqtts:// and --ca")
+        return Check("tls", "warning", "none: user and password travel in clear", "use mqtts:// and the setting `ca`")
     named = {"ca": "its CA", "client": "this client's certificate"}
     found = {"the broker's certificate": certificate_expiry(address)}
     found |= {named[name]: at_s for name, at_s in own_expiries(address).items()}

@@ -41,7 +41,7 @@ def write_start(kind: str, name: str, folder: Path) -> list[Path]:
             hint="for example my-idea",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not empty", hint="choose another folder with --out")
+        raise UsageError(f"{folder} is not empty", hint="choose another name, or call this in another folder")
     words = {"name": name, "module": module, "Class": "".join(word.capitalize() for word in name.split("-"))}
     texts = {Template(t.name.removesuffix(TEMPLATE_SUFFIX)).substitute(words): t for t in _templates(kind)}
     paths = []

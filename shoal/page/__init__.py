@@ -13,7 +13,7 @@ Rules:
    for one row a device.
 4. Every picture has a table with the same figures.
 
-The aggregator serves the live page; `shoal-fleet report`, `shoal simulate --report` and `shoal demo --open` write stills. All use
+The aggregator serves the live page; `shoal-fleet report` and `shoal demo --open` write stills. All use
 the records of rounds as `aggregator.rounds.state.RoundRecord` has them, in the form of JSON.
 
 Example: a still of a run of one round.

@@ -69,7 +69,7 @@ def _about_certificate(code: int, address: BrokerAddress) -> tuple[str, str] | N
     if code in _UNKNOWN_CA:
         return (
             "the broker's certificate is of a CA that is not known here",
-            "name the file of its CA with --ca, or join again with a newer line or grant, which has it",
+            "name the file of its CA by the setting `ca`, or join again with a newer line or grant, which has it",
         )
     if code in _OTHER_NAME:
         return (

@@ -59,12 +59,16 @@ class Setting:
 
 # How each program that serves reaches the broker.
 Broker = Annotated[str, Setting("mqtt:// or mqtts:// address; it may hold a password.", shown="the grant's", rare=True)]
-Ca = Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the grant's or the system's")]
+Ca = Annotated[Path | None, Setting("CA certificates for mqtts.", shown="the grant's or the system's", rare=True)]
 Cert = Annotated[Path | None, Setting("Client certificate for mqtts.", rare=True)]
 Key = Annotated[Path | None, Setting("Client certificate's key.", rare=True)]
 Proxy = Annotated[
     str,
-    Setting("Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...", shown="https_proxy's"),
+    Setting(
+        "Proxy to an encrypted broker: http://[user:password@]host:port or socks5://...",
+        shown="https_proxy's",
+        rare=True,
+    ),
 ]
 ChunkBytes = Annotated[int, Setting("Largest chunk to send, for a broker that takes small packets only.", rare=True)]
 
@@ -150,7 +154,7 @@ def read(
         environment: defaults to the process's environment.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type, a password among the flags, or a file that can't be read.
+        ConfigError: an unknown key, a value of the wrong type, or a file that can't be read.
     """
     environment, flags = os.environ if environment is None else environment, flags or {}
     settings = settings_in(kind)
@@ -166,11 +170,6 @@ def read(
     for name, setting in settings.items():
         variable = variable_of(kind, name)
         if flags.get(name) is not None:
-            if setting.secret and "@" in flags[name]:
-                raise ConfigError(
-                    f"{setting.option} with a password would show it to every user of this machine",
-                    hint=f"give it as {variable}, or as {name} in [{table_of(kind)}] of a private TOML file",
-                )
             values[name], origins[name] = flags[name], "flag"
         elif variable in environment:
             values[name], origins[name] = _parse(environment[variable], setting.kind, variable), variable

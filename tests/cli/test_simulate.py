@@ -116,17 +116,6 @@ def test_the_figure_is_drawn(tmp_path):
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_page_of_all_algorithms_is_written(tmp_path):
-    page = tmp_path / "toy.html"
-    shoal("simulate", "toy", "--algorithm", "all", "--report", page)
-    data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
-    assert [(r["name"], r["closed"], r["points"]["accuracy"][-1]) for r in data["runs"]] == [
-        ("ifca", 3, 0.53),
-        ("fedavg", 3, 0.53),
-    ]
-    assert "there is no folder" in shoal("simulate", "toy", "--report", tmp_path / "no" / "toy.html", status=2).err
-
-
 def test_the_list_says_what_each_needs(tmp_path, no_data):
     """Every experiment with its algorithms; data that is not here is said to be missing."""
     made = shoal("simulate", "--list", "--json", "--data-dir", tmp_path)

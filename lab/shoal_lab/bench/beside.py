@@ -45,6 +45,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "syncs": "syncs",
 }
 """Figures of a turn, the last two only for root, and their heads in the table."""
+PAIRS: Final = 15
 SPARE_ROUNDS: Final = 5
 """Rounds after the measured ones, so that all processes still run when they are read."""
 SERVER: Final = "aggregator"
@@ -107,7 +108,13 @@ def flower(
 
 
 def measure(
-    devices: int, broker_kind: str, rounds: int, mode: str, pairs: int, progress: Callable[[str], None]
+    devices: int,
+    broker_kind: str,
+    mode: str,
+    rounds: int = bench.MEASURED_ROUNDS,
+    pairs: int = PAIRS,
+    *,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run the pairs; return the JSON object of ``shoal bench round --beside flower``.
 
@@ -120,8 +127,8 @@ def measure(
     Args:
         devices: number of device processes.
         broker_kind: Shoal's broker, as `start_broker` knows it.
-        rounds: measured rounds of each turn.
         mode: Shoal's mask mode.
+        rounds: measured rounds of each turn.
         pairs: number of pairs.
         progress: is told of the installation and of each pair.
 

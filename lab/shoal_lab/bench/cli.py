@@ -25,11 +25,6 @@ from shoal.util.options import AsJson
 
 app = typer.Typer(help="Measurements of the real code.", no_args_is_help=True, rich_markup_mode=None)
 
-Algorithm = Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)]
-Seeds = Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)]
-Rounds = Annotated[int, typer.Option(help="Rounds of each run.", min=1)]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -63,7 +58,6 @@ def _bench(measure: Callable[..., Report]) -> Callable[..., Report]:
 @_bench
 def bench_round(
     devices: Annotated[int, typer.Option(help="Device processes.", min=1, max=200)] = 10,
-    rounds: Annotated[int, typer.Option(help="Measured rounds.", min=3)] = 20,
     mode: Annotated[
         str, typer.Option(help="Mask mode: rotation, permutation, signed-permutation or none.")
     ] = DEFAULTS.mode,
@@ -71,7 +65,6 @@ def bench_round(
     beside: Annotated[
         str, typer.Option(help="Measure pairs with another system: flower, or flower-kernel with shoal-kernel.")
     ] = "",
-    pairs: Annotated[int, typer.Option(help="Pairs with the other system.", min=1)] = 15,
 ) -> Report:
     """Measure the seconds of a warm round: persistent device processes, a real broker, MLP 784-200-10, 600 samples each.
 
@@ -91,20 +84,19 @@ def bench_round(
             raise UsageError(
                 "shoal-kernel is installed here" if installed() else "shoal-kernel isn't installed here", hint=hint
             )
-        found = other.measure(devices, broker_name(broker), rounds, mode, pairs, note)
+        found = other.measure(devices, broker_name(broker), mode, progress=note)
         return Report(found, other.words)
-    return Report(bench.measure(devices, broker_name(broker), rounds, mode), bench.words)
+    return Report(bench.measure(devices, broker_name(broker), mode), bench.words)
 
 
 @_bench
 def bench_start(
     starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
-    broker: BrokerName = "auto",
 ) -> Report:
     """Measure the seconds from a device's start to its first loss and first update, without the run on its disk and with it."""
     from shoal_lab.bench import starts as bench
 
-    return Report(bench.measure(starts, broker_name(broker)), bench.words)
+    return Report(bench.measure(starts), bench.words)
 
 
 @_bench
@@ -115,7 +107,7 @@ def bench_load(
     model: Annotated[
         str, typer.Option(help="logistic (784-10, 31400 bytes) or mlp (784-200-10, 636040).")
     ] = "logistic",
-    algorithm: Algorithm = "fedavg",
+    algorithm: Annotated[str, typer.Option(help="fedavg, ifca, cfl, fedgroup, ...")] = "fedavg",
     rounds: Annotated[int, typer.Option(help="Training rounds, the first of them a warm-up.", min=1)] = 5,
     open_files: Annotated[int, typer.Option(help="Soft and hard limit on the aggregator's open files.", min=64)] = 1024,
     prepared: Annotated[
@@ -125,9 +117,6 @@ def bench_load(
         float,
         typer.Option(help="Share of the devices that leave after each round, back after the next.", min=0, max=0.5),
     ] = 0.0,
-    page: Annotated[
-        bool, typer.Option("--page", help="Serve the fleet page, followed by one reader and scraped every second.")
-    ] = False,
     shards: Annotated[
         int, typer.Option(help="Workers of the aggregator, each a process; 1 is an aggregator without.", min=1, max=64)
     ] = 1,
@@ -156,12 +145,11 @@ def bench_load(
         open_files=open_files,
         prepared=prepared,
         churn=churn,
-        page=page,
         shards=shards,
         core_each=core_each,
         with_keeper=keeper,
     )
-    return Report(data | ({"page": True} if page else {}), measurement.words)
+    return Report(data, measurement.words)
 
 
 @_bench
@@ -170,7 +158,6 @@ def bench_soak(
         int, typer.Option(help="Device runtimes, each on its own connection.", min=1, max=limits.MAX_DEVICES)
     ] = 30,
     minutes: Annotated[float, typer.Option(help="Length of the soak.", min=0.1)] = 30.0,
-    algorithm: Algorithm = "fedavg",
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
 ) -> Report:
     """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
@@ -179,10 +166,10 @@ def bench_soak(
     from shoal_lab.bench.load import soak
 
     if plot is None:
-        return Report(soak.measure(devices, minutes, algorithm), soak.words)
+        return Report(soak.measure(devices, minutes), soak.words)
     check(plot)
     check_place(plot, "--plot")
-    data = soak.measure(devices, minutes, algorithm)
+    data = soak.measure(devices, minutes)
     return Report(data, soak.words, partial(soak.plot, [data], plot))
 
 
@@ -231,11 +218,9 @@ def bench_poison(
             help="digits, mnist, fashion-mnist or mnist-skewed; may be given again. By default all that are here."
         ),
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="Mask mode; may be given again. rotation by default.")] = None,
     strategy: Annotated[str, typer.Option(help="Algorithm.")] = "fedavg",
-    seed: Seeds = None,
-    rounds: Rounds = 100,
-    data_dir: DataDir = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; may be given again. 0 by default.", min=0)] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
 ) -> Report:
     """Let three of ten devices attack, or up to three of twenty, and compare the honest ones under each robust rule."""
     from shoal_lab.bench.poison import benchmark, page
@@ -244,10 +229,8 @@ def bench_poison(
         attacks=attack or (),
         rules=rule or (),
         data=data or (),
-        modes=mode or (),
         strategy=strategy,
         seeds=seed or (0,),
-        rounds=rounds,
         data_dir=data_dir,
         progress=note,
     )
@@ -263,44 +246,19 @@ def bench_links(
             "and three scenarios."
         ),
     ] = None,
-    precision: Annotated[
-        list[str] | None, typer.Option(help="Precision of both ways; may be given again. All by default.")
-    ] = None,
-    algorithm: Annotated[str, typer.Option(help="Algorithm.")] = "cfl",
-    seed: Seeds = None,
-    rounds: Rounds = 60,
-    data_dir: DataDir = None,
 ) -> Report:
-    """Compare precisions of updates and means: bytes, accuracy over rounds, groups found."""
+    """Compare precisions of updates and means in runs of CFL: bytes, accuracy over rounds, groups found."""
     from shoal_lab.bench import links
 
-    found = links.measure(
-        tasks=task or (),
-        precisions=precision or (),
-        algorithm=algorithm,
-        rounds=rounds,
-        seeds=seed or (0,),
-        data_dir=data_dir,
-        progress=note,
-    )
-    return Report(found, links.words)
+    return Report(links.measure(task or links.TASKS, progress=note), links.words)
 
 
 @_bench
 def bench_race(
-    task: Annotated[
-        list[str] | None, typer.Option(help="mlp, logistic or cnn; may be given again. All by default.")
-    ] = None,
-    system: Annotated[
-        list[str] | None,
-        typer.Option(help="shoal, torch, pfl-research or flower; may be given again. All by default."),
-    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds that count, after one to warm up.", min=2)] = 12,
     install: Annotated[
         bool, typer.Option("--install", help="Install peers that are missing, about 1 GB each, below the cache folder.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the devices' samples and the starting models.", min=0)] = 0,
-    data_dir: DataDir = None,
 ) -> Report:
     """Compare CPU seconds a round with plain torch, pfl-research and Flower's simulation, on the same work and one core.
 
@@ -309,13 +267,4 @@ def bench_race(
     """
     from shoal_lab.bench.race import benchmark
 
-    found = benchmark.measure(
-        tasks=task or (),
-        systems=system or (),
-        rounds=rounds,
-        install=install,
-        data_dir=data_dir,
-        seed=seed,
-        progress=note,
-    )
-    return Report(found, benchmark.words)
+    return Report(benchmark.measure(rounds=rounds, install=install, progress=note), benchmark.words)

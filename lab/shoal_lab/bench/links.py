@@ -4,14 +4,15 @@ A run is simulated with a fleet's defaults, and with a fleet's code for every ve
 rounding error is fed back. Bytes are those of whole messages, sealed and cut into chunks; announcements are left out, since
 they are alike in every precision.
 
-Example: ``shoal bench links --task digits --precision float32 --precision int8`` compares two precisions on the demo's task.
+Example: ``shoal bench links --task digits`` compares the precisions on the demo's task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,7 +33,6 @@ from shoal.simulation.engine.fleet import fleet_options, fleet_run
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.simulation.engine.simulate import Observation, SimResult, simulate
 from shoal.simulation.trainers.networks import OneHidden
-from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.experiments.wild import scenarios
 from shoal_lab.experiments.wild.fleets import Fleet
 from shoal_lab.experiments.wild.runs import fleet_of
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 DIGITS: Final = "digits"
 """The demo's task; all others are scenarios of the experiment ``wild``."""
+TASKS: Final = (DIGITS, "permuted-4", "rotated-4", "unequal-14-4-2")
+ALGORITHM: Final = "cfl"
+SEED: Final = 0
 DEVICES: Final = 20
 ROUNDS: Final = 60
 EVALUATIONS: Final = 6
@@ -49,20 +52,10 @@ EVALUATIONS: Final = 6
 TEST_IMAGES: Final = 200
 SHARES: Final = (0.6, 0.8)
 """Ends of the training and the validation share of a device's digits."""
-DEFAULT_TASKS: Final = (DIGITS, "permuted-4", "rotated-4", "unequal-14-4-2")
 
 
-def measure(
-    *,
-    tasks: Sequence[str] = (),
-    precisions: Sequence[str] = (),
-    algorithm: str = "cfl",
-    rounds: int = ROUNDS,
-    seeds: Sequence[int] = (0,),
-    data_dir: Path | None = None,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Return a row for each task, seed and precision, and tell of each run as it ends.
+def measure(tasks: Iterable[str], rounds: int = ROUNDS, *, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Return a row for each task and precision, and tell of each run as it ends.
 
     A row has the task, algorithm, seed, precision and the coordinates of a vector, and
 
@@ -73,46 +66,26 @@ def measure(
     - ``cosine_error``: largest error of a cosine between two updates that one round's rounding makes, over the measured rounds.
 
     Args:
-        tasks: `DIGITS` and names of wild scenarios; `DEFAULT_TASKS` if empty.
-        precisions: of both ways; all if empty.
-        algorithm: of each run.
+        tasks: `DIGITS` and names of wild scenarios.
         rounds: of each run.
-        seeds: of the data and the runs.
-        data_dir: folder that is searched first for MNIST and Fashion-MNIST.
         progress: is told of each run.
 
     Raises:
         UsageError: a name is unknown.
         MissingDataError: the files of a data set are not here.
     """
-    for precision in precisions:
-        one_of("precision", precision, limits.PRECISIONS)
     rows = []
-    for task in tasks or DEFAULT_TASKS:
-        for seed in seeds:
-            fleet = deal(task, seed, data_dir)
-            for precision in precisions or limits.PRECISIONS:
-                row = _run(fleet, task, precision, seed, algorithm, rounds)
-                progress(f"{task}, seed {seed}: {precision}: {row['accuracy']:.1f} %")
-                rows.append(row)
+    for task in tasks:
+        fleet = _digits() if task == DIGITS else fleet_of(task, SEED, None, None, TEST_IMAGES)
+        for precision in limits.PRECISIONS:
+            rows.append(_run(fleet, task, precision, rounds))
+            progress(f"{task}: {precision}: {rows[-1]['accuracy']:.1f} %")
     return {"rounds": rounds, "rows": rows}
 
 
-def deal(task: str, seed: int, data_dir: Path | None) -> Fleet:
-    """Return the devices of a task.
-
-    Raises:
-        UsageError: there is no such task.
-        MissingDataError: its files are not here.
-    """
-    if task == DIGITS:
-        return _digits(seed)
-    return fleet_of(task, seed, data_dir, None, TEST_IMAGES)
-
-
-def _digits(seed: int) -> Fleet:
+def _digits() -> Fleet:
     x, y, side = load_images(DIGITS, None)
-    hidden = hide_groups(x, y, side, devices=DEVICES, skew="labels", seed=seed)
+    hidden = hide_groups(x, y, side, devices=DEVICES, skew="labels", seed=SEED)
     ends = [[int(share * len(labels)) for share in SHARES] for labels in hidden.y]
     parts = [
         [Shard(a, b) for a, b in zip(np.split(x, at), np.split(y, at), strict=True)]
@@ -123,8 +96,8 @@ def _digits(seed: int) -> Fleet:
     return Fleet(population=population, network=OneHidden(side * side, HIDDEN_UNITS, 10), local=LOCAL)
 
 
-def _run(fleet: Fleet, task: str, precision: str, seed: int, algorithm: str, rounds: int) -> dict[str, Any]:
-    chosen = fleet_run(algorithm, {}, precision_up=precision, precision_down=precision)
+def _run(fleet: Fleet, task: str, precision: str, rounds: int) -> dict[str, Any]:
+    chosen = fleet_run(ALGORITHM, {}, precision_up=precision, precision_down=precision)
     errors = [0.0]
     every = max(1, rounds // EVALUATIONS)
 
@@ -141,16 +114,16 @@ def _run(fleet: Fleet, task: str, precision: str, seed: int, algorithm: str, rou
 
     participation = 1.0 if task == DIGITS else scenarios.find(task).participation
     sim_options = fleet_options(
-        chosen, rounds=rounds, local=fleet.local, seed=seed, participation=participation, evaluate_every=every
+        chosen, rounds=rounds, local=fleet.local, seed=SEED, participation=participation, evaluate_every=every
     )
-    done = simulate(algorithm, chosen.values, fleet.population, fleet.network, sim_options, watch=watch)
+    done = simulate(ALGORITHM, chosen.values, fleet.population, fleet.network, sim_options, watch=watch)
     (up, uploads), (down, means) = done.workforce.models.links.up, done.workforce.models.links.down
     head_up, head_down = heads()
     accuracies = tuple((r.round, float(r.accuracy)) for r in done.history if r.accuracy is not None)
     return {
         "task": task,
-        "algorithm": algorithm,
-        "seed": seed,
+        "algorithm": ALGORITHM,
+        "seed": SEED,
         "length": done.run.length,
         "precision": precision,
         "bytes_up": up + uploads * head_up + _chunk_heads(up, uploads),
@@ -229,19 +202,17 @@ def heads() -> tuple[int, int]:
 
 def words(data: Mapping[str, Any]) -> list[str]:
     """Return a table for each task: bytes against float32, accuracy over rounds, and groups."""
-    rows = data["rows"]
     found = []
-    for task, seed in dict.fromkeys((row["task"], row["seed"]) for row in rows):
-        mine = [row for row in rows if (row["task"], row["seed"]) == (task, seed)]
-        found += ["", f"{task}, {mine[0]['algorithm']}, d = {mine[0]['length']}, seed {seed}"]
+    for task, rows in itertools.groupby(data["rows"], key=operator.itemgetter("task")):
+        mine = list(rows)
+        found += ["", f"{task}, {mine[0]['algorithm']}, d = {mine[0]['length']}, seed {mine[0]['seed']}"]
         found.append("precision  MB up  MB down  of float32  accuracy (rounds before)  ARI  worst cosine error")
-        whole = next((r["bytes_up"] + r["bytes_down"] for r in mine if r["precision"] == "float32"), None)
-        found += [_line(row, whole) for row in mine]
+        found += [_line(row, mine[0]["bytes_up"] + mine[0]["bytes_down"]) for row in mine]
     return found[1:]
 
 
-def _line(row: Mapping[str, Any], whole: int | None) -> str:
-    share = "-" if whole is None else f"{100 * (row['bytes_up'] + row['bytes_down']) / whole:.1f} %"
+def _line(row: Mapping[str, Any], whole: int) -> str:
+    share = f"{100 * (row['bytes_up'] + row['bytes_down']) / whole:.1f} %"
     before = " ".join(f"{accuracy:.1f}" for _, accuracy in row["accuracies"][:-1])
     ari = "-" if row["ari"] is None else f"{row['ari']:.2f}"
     up, down = row["bytes_up"] / 1e6, row["bytes_down"] / 1e6

@@ -50,8 +50,8 @@ LOCAL: Final = LocalTraining(epochs=1, batch_size=50, lr=0.1)
 def measure(
     devices: int,
     broker_kind: str = "auto",
-    rounds: int = MEASURED_ROUNDS,
     mode: str = DEFAULTS.mode,
+    rounds: int = MEASURED_ROUNDS,
     hidden: int = MODEL_SIZES["hidden"],
 ) -> dict[str, Any]:
     """Run the benchmark once.
@@ -62,8 +62,8 @@ def measure(
     Args:
         devices: number of device processes.
         broker_kind: the broker to start, as `start_broker` knows it.
-        rounds: number of measured rounds, after WARM_UP_ROUNDS others.
         mode: the mask mode.
+        rounds: number of measured rounds, after WARM_UP_ROUNDS others.
         hidden: units of the hidden layer; each has 795 of the model's coordinates.
 
     Raises:

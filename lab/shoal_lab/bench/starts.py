@@ -26,7 +26,6 @@ from shoal.transport.local_broker import start_broker
 from shoal_lab.bench.rounds import LOCAL, make_task, write_data
 
 DEVICE: Final = "dev-0"
-STARTS: Final = 5
 ROUNDS: Final = 100_000
 """Rounds of the run, which must not end while the device is started again."""
 WITHIN_S: Final = 60.0
@@ -77,15 +76,13 @@ def words(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def measure(starts: int = STARTS, broker_kind: str = "auto") -> dict[str, Any]:
+def measure(starts: int) -> dict[str, Any]:
     """Run the benchmark once, each start in a fleet of its own.
 
     Args:
         starts: number of starts of each kind.
-        broker_kind: the broker to start, as `start_broker` knows it.
 
     Raises:
-        ConfigError: there is no such broker.
         StageError: no loss was logged or no round was closed within WITHIN_S.
     """
     bundle, origins = make_task()
@@ -95,7 +92,7 @@ def measure(starts: int = STARTS, broker_kind: str = "auto") -> dict[str, Any]:
         root = Path(folder)
         (root / "broker").mkdir()
         source = write_data(root / "data.npz", 0)
-        with start_broker(broker_kind, root / "broker") as broker:
+        with start_broker("auto", root / "broker") as broker:
             for number in range(starts):
                 with Stage(root / f"fleet-{number}", broker.url, (DEVICE,), f"start-{number}") as stage:
                     run = stage.add_run(bundle, origins, options).run

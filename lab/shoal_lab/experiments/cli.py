@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,7 +18,6 @@ from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
     from shoal_lab.experiments.common.experiment import Options, Study
-    from shoal_lab.experiments.run_pages import RunRecorder
 
 DEVICES: Final = ("cpu", "cuda")
 GRIDS: Final = ("default", "paper")
@@ -115,10 +113,6 @@ def simulate(
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: .png, .svg or .pdf.", dir_okay=False)] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option("--report", help="Write the runs' clusters, curves and cosines as one HTML page.", dir_okay=False),
-    ] = None,
     json: AsJson = False,
 ) -> None:
     """Run an experiment of the CFL, IFCA or FedGroup paper with the strategies that the daemon runs.
@@ -128,7 +122,6 @@ def simulate(
     from crypto.mask.modes.registry import MODES
     from shoal_lab.experiments import registry
     from shoal_lab.experiments.common.experiment import Options, one_of
-    from shoal_lab.experiments.run_pages import RunRecorder
 
     rank = _rank()
     if list_:
@@ -141,7 +134,7 @@ def simulate(
         one_of(what, value, known)
     chosen = registry.find(experiment)
     algorithms = _algorithms(chosen, algorithm)
-    _check_outputs(device, save, plot, page)  # before hours of work, not after
+    _check_outputs(device, save, plot)  # before hours of work, not after
     if checkpoint is not None and len(algorithms) > 1:
         raise UsageError("a checkpoint holds one run", hint="run the algorithms one by one, each with its own file")
     options = Options(
@@ -161,8 +154,7 @@ def simulate(
     )
     for name in algorithms:
         chosen.resolved(replace(options, algorithm=name))
-    recorder = None if page is None else RunRecorder()
-    results, kept = _run(chosen, algorithms, options, save if rank == 0 else None, recorder)
+    results, kept = _run(chosen, algorithms, options, save if rank == 0 else None)
     if rank:
         return
     if json:
@@ -176,11 +168,6 @@ def simulate(
         from shoal_lab.experiments.figures import plot as draw
 
         kept = _done(draw, results, plot, chosen.figure) and kept
-    if page is not None:
-        from shoal_lab.experiments.run_pages import write_page
-
-        note_ = f"{chosen.title} ({chosen.paper}), seed {seed}, mask {mask}"
-        kept = _done(write_page, page, chosen.id, recorder, results, note_) and kept
     if not kept:
         raise typer.Exit(ConfigError.exit_code)
 
@@ -200,7 +187,6 @@ def _run(
     algorithms: tuple[str, ...],
     options: Options,
     save: Path | None,
-    recorder: RunRecorder | None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Run the algorithms in turn and save after each, so that an interruption loses only the one that is running.
 
@@ -209,15 +195,13 @@ def _run(
     from shoal.report import record
     from shoal.simulation.engine.ranks import torchrun_ranks
     from shoal.simulation.engine.threads import limited_threads
-    from shoal.simulation.engine.watching import watched_by
     from shoal_lab.experiments.report import progress_of
 
     results: list[dict[str, Any]] = []
     kept = True
     with torchrun_ranks() as ranks, limited_threads(options.threads), progress_of(ranks.rank) as progress:
         for name in algorithms:
-            with nullcontext() if recorder is None else watched_by(recorder.round_closed):
-                result = chosen.run(replace(options, algorithm=name), progress)
+            result = chosen.run(replace(options, algorithm=name), progress)
             results.append(result.data() | ({"world": ranks.world} if _torchrun() else {}))
             if save is not None:
                 kept = _done(record.save, save, _document(chosen, results, len(algorithms) > 1))
@@ -247,7 +231,7 @@ def _settings(items: list[str]) -> dict[str, str]:
     return chosen
 
 
-def _check_outputs(device: str, save: Path | None, plot: Path | None, page: Path | None) -> None:
+def _check_outputs(device: str, save: Path | None, plot: Path | None) -> None:
     """Check outputs and device before a long run, not after it.
 
     Raises:
@@ -258,8 +242,6 @@ def _check_outputs(device: str, save: Path | None, plot: Path | None, page: Path
 
     if save is not None:
         check_place(save, "--save")
-    if page is not None:
-        check_place(page, "--report")
     if plot is not None:
         from shoal.report.plot import check
 

@@ -44,7 +44,6 @@ from shoal.simulation.engine.ranks import ByCoordinates, current_ranks
 from shoal.simulation.engine.records import UNLIMITED_NORM, SimOptions, SimRound
 from shoal.simulation.engine.secure import SecureRounds
 from shoal.simulation.engine.threads import limited_threads
-from shoal.simulation.engine.watching import Observation, current_watch
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.trainers.networks import Network, origins
 from shoal.task.data_declaration import DataDeclaration
@@ -61,6 +60,18 @@ LEFT_OUT: Final = "update-left-out"
 """Event of a device whose update is too long for the first time in a run: see `aggregator.rounds.screening`."""
 ROUNDS_SPARE: Final = 10
 """A run may take at most this many times its counted rounds, since rounds of trials and cold starts may not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A closed round in full, for experiments that measure more."""
+
+    round: int
+    plan: RoundPlan
+    contributions: tuple[ClientUpdate, ...]
+    outcome: Outcome
+    state: Any
+    workforce: Workforce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +288,7 @@ def simulate(
         norms=options.norms or options.norm_screen or options.recipe.norm_limit < UNLIMITED_NORM,
         # The simulator can't know what else a strategy of the caller's reads, so it stores every update.
         reads="updates" if single or strategy is not None else None,
-        watched=watch is not None or current_watch() is not None,
+        watched=watch is not None,
         private=private,
         declared=declared,
     )
@@ -405,16 +416,17 @@ class _Simulation:
                 self.uncounted_s += seconds
                 self.uncounted_events += outcome.events
             self.events += [(number, event) for event in outcome.events]
-            self._tell(
-                Observation(
-                    round=number,
-                    plan=plan,
-                    contributions=tuple(given),
-                    outcome=outcome,
-                    state=state,
-                    workforce=self.workforce,
+            if self.watch is not None:
+                self.watch(
+                    Observation(
+                        round=number,
+                        plan=plan,
+                        contributions=tuple(given),
+                        outcome=outcome,
+                        state=state,
+                        workforce=self.workforce,
+                    )
                 )
-            )
             spent += self._restarts(state, round_, outcome)
             if self._saves and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
                 assert options.checkpoint is not None
@@ -438,14 +450,6 @@ class _Simulation:
             state=state,
             workforce=self.workforce,
         )
-
-    def _tell(self, observation: Observation) -> None:
-        """Call those who watch this run, and those who watch all runs."""
-        if self.watch is not None:
-            self.watch(observation)
-        watch = current_watch()
-        if watch is not None:
-            watch(observation, self.history[-1] if observation.round else None)
 
     def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
         starts = tuple(tuple(rounds) for rounds in self.starts)

@@ -103,7 +103,7 @@ def test_pairs_are_measured_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "cost", lambda *_, **__: COST)
     monkeypatch.setattr(beside, "measure_seal", lambda **_: {"seal_ms_per_mb": 1.0, "open_ms_per_mb": 2.0})
     figures = iter({"cpu_ms": cpu, "written_bytes": cpu - 50.0} for cpu in (300.0, 100.0, 50.0, 60.0, 90.0, 330.0))
-    data = beside.measure(2, "mosquitto", 20, "permutation", 2, told.append)
+    data = beside.measure(2, "mosquitto", "permutation", 20, 2, progress=told.append)
     assert [one.func for one in turns] == [rounds.fleet] + 4 * [beside.flower] + [rounds.fleet]
     assert [one.args[1] for one in turns[1:5]] == ["torch", "numpy", "numpy", "torch"]
     assert turns[1].args[0][:2] == [str(tmp_path / "flower-fleet"), "-I"]

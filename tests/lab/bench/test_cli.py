@@ -43,7 +43,7 @@ def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words
     monkeypatch.setattr(rounds, "words", lambda data: ["a", data["mode"]])
     options = ("round", "--devices", "3", "--broker", "amqtt", *words)
     run(*options, "--save", str(tmp_path / "saved.json"))
-    assert asked == [(3, "amqtt", 20, mode)]
+    assert asked == [(3, "amqtt", mode)]
     assert capsys.readouterr().out.splitlines() == ["a", mode]
     assert json.loads((tmp_path / "saved.json").read_text())["data"] == {"mode": mode}
     run(*options, "--json")
@@ -53,10 +53,10 @@ def test_options_reach_bench_figures_a_file(monkeypatch, capsys, tmp_path, words
 def test_a_round_beside_flower(monkeypatch, capsys):
     """Pairs are measured instead of rounds alone."""
     asked = []
-    monkeypatch.setattr(beside, "measure", lambda *given: asked.append(given[:-1]) or {})
+    monkeypatch.setattr(beside, "measure", lambda *given, **_: asked.append(given) or {})
     monkeypatch.setattr(beside, "words", lambda _data: ["pairs"])
-    run("round", "--beside", "flower", "--mode", "permutation", "--pairs", "2")
-    assert asked == [(10, "auto", 20, "permutation", 2)]
+    run("round", "--beside", "flower", "--mode", "permutation")
+    assert asked == [(10, "auto", "permutation")]
     assert capsys.readouterr().out == "pairs\n"
 
 
@@ -68,13 +68,9 @@ def test_a_round_beside_flower(monkeypatch, capsys):
         (("soak", "--plot", "/none/x.svg"), "/none for the figure"),
         (("round", "--broker", "emqx"), "no broker 'emqx'"),
         (("round", "--beside", "fedml"), "fedml"),
-        (("race", "--task", "lstm"), "no task 'lstm'"),
-        (("race", "--system", "fedml"), "no system 'fedml'"),
-        (("race", "--system", "torch"), "times are compared with Shoal's"),
         (("poison", "--attack", "x"), "no attack 'x'"),
         (("poison", "--rule", "krum"), "no rule 'krum'"),
         (("poison", "--data", "letters"), "no data 'letters'"),
-        (("links", "--precision", "int3"), "no precision 'int3'"),
         (("links", "--task", "no-such-fleet"), "no-such-fleet"),
         (("privacy", "--mode", "none", "--mode", "rot13"), "not known"),
         (("round", "--mode", "rot13"), "'rot13' is not known"),

@@ -15,9 +15,9 @@ def parties(tmp_path):
 
 def test_init_prints_card_and_fingerprint(tmp_path, capsys):
     """Init prints the card for programs and the fingerprint for people."""
-    cli.init(tmp_path / "new", "harbour")
+    cli.init(tmp_path / "new")
     said = capsys.readouterr()
-    assert said.out == f"{tmp_path / 'new' / 'harbour.card'}\n"
+    assert said.out == f"{tmp_path / 'new' / 'aggregator.card'}\n"
     assert "fingerprint " in said.err
     assert "shoal-fleet add-aggregator" in said.err
 

@@ -17,7 +17,6 @@ PLAIN = [
     ["run", "--data", "x y.csv", "dev-1", "--label", "class"],
     ["run", "dev-1", "--data", "x.npz", "--log", "warning", "--once", "--no-vitals", "--watch"],
     ["run", "dev-1", "--data", "x.npz", "--data", "y.npz", "--once", "--forever", "--vitals", "--read-once"],
-    ["run", "dev-1", "--data", "x", "--ca", "ca.pem"],
     ["run", "dev-1", "--data", "x", "--metered", "08:00-20:00", "--personal", "0.5", "--max-kbps", "64", "--json"],
     ["run", "./dev-1", "--data", "./x", "--personal", "off", "--config", "edge.toml"],
 ]
@@ -36,6 +35,7 @@ NOT_PLAIN = [
     ["run", "dev-1", "--dir", "x"],
     ["run", "--", "dev-1"],
     ["run", "dev-1", "--executor", "numpy"],
+    ["run", "dev-1", "--data", "x", "--ca", "ca.pem"],
     ["run", "dev-1", "--max-kbps", "slow"],
     ["run", "dev-1", "--max_kbps", "64"],
     ["run", "dev-1", "--dat", "x.npz"],

@@ -88,7 +88,7 @@ def is_flat(name: str, first: float, last: float, rounds: int = 0) -> bool:
     return last <= first * (1.0 + RISE_MOST) + SLACK[name] + records
 
 
-def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> dict[str, Any]:
+def measure(devices: int, minutes: float) -> dict[str, Any]:
     """Run a soak of ``minutes`` minutes; return its `figures`.
 
     Raises:
@@ -96,7 +96,7 @@ def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> dict[str
     """
     length_s = 60.0 * minutes
     interval_s = max(LEAST_INTERVAL_S, length_s / SAMPLES)
-    with LoadFleet(devices=devices, algorithm=algorithm, rounds=ROUNDS) as fleet:
+    with LoadFleet(devices=devices, rounds=ROUNDS) as fleet:
         fleet.start_aggregator()
         fleet.start_drivers()
         samples: list[Sample] = []
@@ -119,7 +119,7 @@ def measure(devices: int, minutes: float, algorithm: str = "fedavg") -> dict[str
         reports = fleet.reports()
         return {
             "devices": devices,
-            "algorithm": algorithm,
+            "algorithm": fleet.algorithm,
             "model_bytes": fleet.model_bytes,
             "nacks": sum(r.nacks for r in reports),
             "reminders": sum(r.reminders for r in reports),

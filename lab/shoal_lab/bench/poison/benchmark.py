@@ -12,7 +12,6 @@ import numpy as np
 from aggregator.strategies.base import ClientUpdate
 from aggregator.strategies.robust import RobustMean
 from crypto.mask.masking import mask, unmask
-from crypto.mask.modes.registry import find
 from shoal import limits
 from shoal.simulation.data import Population
 from shoal.simulation.engine import personal
@@ -35,7 +34,6 @@ def measure(
     attacks: Sequence[str] = (),
     rules: Sequence[str] = (),
     data: Sequence[str] = (),
-    modes: Sequence[str] = (),
     strategy: str = "fedavg",
     seeds: Sequence[int] = (0,),
     rounds: int = ROUNDS,
@@ -57,7 +55,6 @@ def measure(
         attacks: names; all if empty, as for the rules and the data.
         rules: names.
         data: names.
-        modes: mask modes; a fleet's default if empty.
         strategy: algorithm of attacks that are not on a special one.
         seeds: of data and training.
         rounds: rounds of each run.
@@ -66,25 +63,21 @@ def measure(
 
     Raises:
         UsageError: a name is unknown.
-        ConfigError: a mask mode is unknown.
         MissingDataError: the files of a data set are not here.
     """
     attacks = [one_of("attack", attack, ATTACKS) for attack in attacks or ATTACKS]
     rules = [one_of("rule", rule, limits.ROBUST_RULES) for rule in rules or limits.ROBUST_RULES]
     names = [one_of("data", name, fleets.DATA) for name in data or fleets.present(data_dir)]
-    modes = tuple(find(mode).name for mode in modes) or (fleet_run(strategy, {}).mode,)
     rows = []
     for name in names:
         for seed in seeds:
             for attack in attacks:
                 fleet = fleets.deal(name, seed, data_dir, ATTACKS[attack].devices)
                 for rule in rules if attack != ABSENT else rules[:1]:
-                    for mode in modes:
-                        chosen = "off" if attack == ABSENT else rule
-                        what = {"attack": attack, "rule": chosen, "data": name, "mode": mode}
-                        row = {**what, **_run(fleet, attack, chosen, mode, strategy, seed, rounds)}
-                        progress(f"{name}, seed {seed}: {attack} under {chosen}: {row['accuracy']:.1f} %")
-                        rows.append(row)
+                    chosen = "off" if attack == ABSENT else rule
+                    what = {"attack": attack, "rule": chosen, "data": name}
+                    rows.append({**what, **_run(fleet, attack, chosen, strategy, seed, rounds)})
+                    progress(f"{name}, seed {seed}: {attack} under {chosen}: {rows[-1]['accuracy']:.1f} %")
     return {"rounds": rounds, "rows": rows}
 
 
@@ -99,11 +92,11 @@ def attacked(population: Population, attack: str) -> Population:
     return population.mapped(lambda shard, place: change(shard) if place < what.attackers else shard)
 
 
-def _run(fleet: Fleet, attack: str, rule: str, mode: str, strategy: str, seed: int, rounds: int) -> dict[str, Any]:
+def _run(fleet: Fleet, attack: str, rule: str, strategy: str, seed: int, rounds: int) -> dict[str, Any]:
     what, population = ATTACKS[attack], attacked(fleet.population, attack)
     false = fleet.population.names[: what.attackers]
     strategy = what.strategy or strategy
-    chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule, mode=mode)
+    chosen = fleet_run(strategy, {"k": str(IFCA_MODELS)} if strategy == "ifca" else {}, robust=rule)
     every = max(1, rounds // MEASURED_ROUNDS)
     errors = [0.0]
 
@@ -130,6 +123,7 @@ def _run(fleet: Fleet, attack: str, rule: str, mode: str, strategy: str, seed: i
         success = 100.0 * float(opened.correct[honest].sum() / opened.tested[honest].sum())
     named = {event.detail["device"] for _, event in done.events if event.kind == "stands-apart"}
     return {
+        "mode": chosen.mode,
         "strategy": strategy,
         "seed": seed,
         "accuracy": float(accuracy.mean()),

@@ -8,5 +8,5 @@
 
 The programs import nothing of Shoal but `turns` and `tasks`, which need numpy alone; only that of Shoal's own simulator does.
 
-Example: ``shoal bench race --task mlp --install --json`` prints CPU seconds a round of all four systems.
+Example: ``shoal bench race --install --json`` prints CPU seconds a round of all four systems.
 """

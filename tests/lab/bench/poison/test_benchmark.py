@@ -39,13 +39,10 @@ def test_stretched_backdoor_passes_filter():
     assert min(r["accuracy"] for r in rows) > 85
 
 
-def test_every_rule_runs_in_every_mode():
-    rows = run(attacks=("sign-flip",), modes=("none", "permutation"), rounds=2)
-    assert [(r["rule"], r["mode"]) for r in rows] == [
-        (r, m) for r in limits.ROBUST_RULES for m in ("none", "permutation")
-    ]
-    clear, masked = ([r["accuracy"] for r in rows if r["mode"] == mode] for mode in ("none", "permutation"))
-    assert clear == pytest.approx(masked, abs=1.0)
+def test_every_rule_runs():
+    rows = run(attacks=("sign-flip",), rounds=2)
+    assert [(r["rule"], r["mode"]) for r in rows] == [(rule, "rotation") for rule in limits.ROBUST_RULES]
+    assert 0 < max(r["error"] for r in rows) < 1e-6
 
 
 def test_digits_are_dealt_without_a_file():

@@ -17,11 +17,13 @@ def bars(tmp_path_factory):
 @pytest.fixture
 def work_file(bars, tmp_path, monkeypatch):
     """A function that writes a task's file, and returns its path and the work."""
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(bars))
     monkeypatch.setattr(benchmark, "DEVICES", 10)
     monkeypatch.setattr(benchmark, "SAMPLES", 30)
 
     def write(name, seed=0, **changes):
-        work = benchmark.work(dataclasses.replace(TASKS[name], **changes), bars, seed)
+        monkeypatch.setattr(benchmark, "SEED", seed)
+        work = benchmark.work(dataclasses.replace(TASKS[name], **changes))
         work.save(tmp_path / f"{name}.npz")
         return tmp_path / f"{name}.npz", work
 

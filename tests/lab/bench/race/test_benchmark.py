@@ -27,7 +27,7 @@ def answers(cpu_s, accuracy):
 
 
 @pytest.fixture
-def scripts(work_file, bars, monkeypatch, tmp_path):
+def scripts(work_file, monkeypatch, tmp_path):
     """A function that makes scripts the Pythons of systems, and races them; no peer is installed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     find = environments.find
@@ -39,7 +39,7 @@ def scripts(work_file, bars, monkeypatch, tmp_path):
         monkeypatch.setattr(environments, "find", lambda name: tmp_path / name if name in texts else find(name))
         if SHOAL in texts:
             monkeypatch.setattr(benchmark.sys, "executable", str(tmp_path / SHOAL))
-        return measure(tasks=["logistic"], systems=systems, rounds=ROUNDS, data_dir=bars, progress=print)
+        return measure(tasks=["logistic"], systems=systems, rounds=ROUNDS, progress=print)
 
     return race
 

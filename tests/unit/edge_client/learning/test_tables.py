@@ -239,7 +239,7 @@ def test_decimal_comma_is_refused(tmp_path):
     """A decimal comma beside points is refused."""
     with pytest.raises(DataError, match="'1,5' is not a number") as caught:
         table(tmp_path, "a;b;label\n2.5;1,5;0\n")
-    assert caught.value.hint == "write numbers with a decimal point, or give --decimal ,"
+    assert caught.value.hint == 'write numbers with a decimal point, or give the setting decimal = ","'
 
 
 def test_a_title_is_no_header(tmp_path):

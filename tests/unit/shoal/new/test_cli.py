@@ -1,6 +1,5 @@
 """`shoal new`: every start runs, and its own tests pass."""
 
-import json
 import os
 import subprocess
 import sys
@@ -20,8 +19,11 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "."]))
 """Runs a start and its tests, in one process: the imports take longer than both."""
 
 
-def new(*arguments):
-    return CliRunner().invoke(app, ["new", *map(str, arguments)])
+@pytest.fixture
+def new(tmp_path, monkeypatch):
+    """Call `shoal new` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["new", *arguments])
 
 
 @pytest.mark.torch
@@ -30,13 +32,11 @@ def new(*arguments):
 @pytest.mark.parametrize(
     "kind", ["strategy", *(pytest.param(k, marks=pytest.mark.long) for k in KINDS if k != "strategy")]
 )
-def test_a_start_runs_and_its_tests_pass(tmp_path, kind):
-    folder = tmp_path / "start"
-    told = new(kind, "my-idea", "--out", folder, "--json")
+def test_a_start_runs_and_its_tests_pass(tmp_path, new, kind):
+    folder = tmp_path / "my-idea"
+    told = new(kind, "my-idea")
     assert told.exit_code == 0, told.output
-    data = json.loads(told.stdout)["data"]
-    assert (data["kind"], data["name"]) == (kind, "my-idea")
-    assert sorted(data["files"]) == sorted(str(path) for path in folder.iterdir())
+    assert sorted(told.stdout.splitlines()) == sorted(f"my-idea/{path.name}" for path in folder.iterdir())
     assert not any("$" in path.read_text() for path in folder.iterdir())
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -45,14 +45,12 @@ def test_a_start_runs_and_its_tests_pass(tmp_path, kind):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_files_and_next_steps_are_printed(tmp_path):
-    told = new("strategy", "my-idea", "--out", tmp_path / "s")
-    assert told.stdout.splitlines() == [
-        str(tmp_path / "s" / f) for f in ("my_idea.py", "pyproject.toml", "test_my_idea.py")
-    ]
-    assert f"next: python {tmp_path / 's' / 'my_idea.py'}; pytest {tmp_path / 's'}" in told.stderr
-    assert "use it by its name, my-idea" in told.stderr
-    assert 'my-idea = "my_idea:MyIdea"' in (tmp_path / "s" / "pyproject.toml").read_text()
+def test_files_and_next_steps_are_printed(tmp_path, new):
+    told = new("strategy", "my-idea")
+    assert told.stdout.splitlines() == [f"my-idea/{f}" for f in ("my_idea.py", "pyproject.toml", "test_my_idea.py")]
+    assert "next: python my-idea/my_idea.py; pytest my-idea" in told.stderr
+    assert "pip install -e ./my-idea, and use it by its name, my-idea" in told.stderr
+    assert 'my-idea = "my_idea:MyIdea"' in (tmp_path / "my-idea" / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -64,14 +62,15 @@ def test_files_and_next_steps_are_printed(tmp_path):
         (("task", "../x"), "is not 1 to 40"),
     ],
 )
-def test_mistakes_are_told(tmp_path, arguments, message):
-    told = new(*arguments, "--out", tmp_path / "s")
+def test_mistakes_are_told(tmp_path, new, arguments, message):
+    told = new(*arguments)
     assert message in str(told.exception)
-    assert not (tmp_path / "s").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_with_files_is_left_alone(tmp_path):
-    (tmp_path / "mine").write_text("x")
-    told = new("task", "my-idea", "--out", tmp_path)
+def test_a_folder_with_files_is_left_alone(tmp_path, new):
+    (tmp_path / "my-idea").mkdir()
+    (tmp_path / "my-idea" / "mine").write_text("x")
+    told = new("task", "my-idea")
     assert "is not empty" in str(told.exception)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.name for path in (tmp_path / "my-idea").iterdir()] == ["mine"]

@@ -98,7 +98,7 @@ def refusal(address):
             r"is not valid yet, by this machine's clock, 20\d\d-",
             "^set this machine's clock",
         ),
-        ("server", "localhost", False, "of a CA that is not known here", "--ca"),
+        ("server", "localhost", False, "of a CA that is not known here", "the setting `ca`"),
         ("server", "127.0.0.1", True, "not for the name 127.0.0.1", "the name in the certificate"),
     ],
 )
