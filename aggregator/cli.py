@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -21,8 +21,6 @@ from shoal.util.progress import working
 
 app = new_app("Group devices and average their masked updates, without being able to read them.")
 
-AGGREGATOR: Final = "aggregator"
-"""Name of a fleet's aggregator in the roster."""
 Directory = Annotated[Path, typer.Argument(help="Keys, membership and runs of this server.")]
 
 
@@ -35,7 +33,7 @@ def init(
     from aggregator import membership
     from shoal.membership.cards import say_card
 
-    say_card("aggregator", AGGREGATOR, membership.init(directory, AGGREGATOR), as_json=json)
+    say_card("aggregator", "aggregator", membership.init(directory, "aggregator"), as_json=json)
 
 
 @app.command()

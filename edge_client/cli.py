@@ -108,8 +108,7 @@ def enrol(
     note(f"fingerprint {mine}")
     note(f"owner {token.owner}, aggregator {token.aggregator}")
     note(f"next: shoal-fleet approve FLEET_DIR {mine} on the owner's machine")
-    settings = read(EdgeConfig).values
-    way = {name: settings[name] for name in ("ca", "cert", "key", "proxy")}
+    way = {name: value for name, value in read(EdgeConfig).values.items() if name in ("ca", "cert", "key", "proxy")}
     member = joining.enrol(directory, token, **way, complain=note)
     _say_joined(directory, member.fleet, member.name, as_json=json)
 
