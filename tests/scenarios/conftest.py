@@ -1,8 +1,8 @@
-"""Final models of an undisturbed run of the standard small fleet, computed once."""
+"""A fleet's messages, and the final models of an undisturbed run of the standard small fleet, computed once."""
 
 import pytest
 
-from tests.helpers.fleets import make_exact_fleet, thetas
+from tests.helpers.fleets import Wiretap, make_exact_fleet, thetas
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +11,8 @@ def undisturbed(tmp_path_factory):
     with make_exact_fleet(tmp_path_factory.mktemp("undisturbed") / "fleet") as fleet:
         fleet.run(10)
         return thetas(fleet)
+
+
+@pytest.fixture
+def tap():
+    return Wiretap()

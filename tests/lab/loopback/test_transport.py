@@ -29,8 +29,12 @@ class Peer:
         return found
 
 
-def test_nothing_moves_before_pump() -> None:
-    broker = LoopbackBroker()
+@pytest.fixture
+def broker() -> LoopbackBroker:
+    return LoopbackBroker()
+
+
+def test_nothing_moves_before_pump(broker: LoopbackBroker) -> None:
     reader, writer = Peer(broker, "r", "t/+"), Peer(broker, "w")
     writer.transport.publish("t/1", b"x")
     assert reader.messages() == []
@@ -41,9 +45,8 @@ def test_nothing_moves_before_pump() -> None:
     assert writer.transport.bytes_sent == reader.transport.bytes_received == 1
 
 
-def test_retained_reach_late_subscribers() -> None:
+def test_retained_reach_late_subscribers(broker: LoopbackBroker) -> None:
     """Retained messages reach late subscribers and can be cleared."""
-    broker = LoopbackBroker()
     writer = Peer(broker, "w")
     writer.transport.publish("keep", b"old", retain=True)
     writer.transport.publish("keep", b"new", retain=True)
@@ -55,9 +58,8 @@ def test_retained_reach_late_subscribers() -> None:
     assert broker.retained == {}
 
 
-def test_overlapping_filters_deliver_once() -> None:
+def test_overlapping_filters_deliver_once(broker: LoopbackBroker) -> None:
     """Overlapping filters deliver once and unsubscribe works."""
-    broker = LoopbackBroker()
     reader = Peer(broker, "r", "t/#", "t/+")
     reader.transport.publish("t/1", b"x")
     broker.pump()
@@ -69,9 +71,8 @@ def test_overlapping_filters_deliver_once() -> None:
     assert reader.messages() == []
 
 
-def test_lost_connection_publishes_the_will() -> None:
+def test_lost_connection_publishes_the_will(broker: LoopbackBroker) -> None:
     """A lost connection publishes the will and a goodbye does not."""
-    broker = LoopbackBroker()
     reader = Peer(broker, "r", "will/+")
     for name in ("a", "b", "c"):
         Peer(broker, name, will=(f"will/{name}", b"dead"))
@@ -85,9 +86,8 @@ def test_lost_connection_publishes_the_will() -> None:
         broker.disconnect("a")
 
 
-def test_session_keeps_what_came_meanwhile() -> None:
+def test_session_keeps_what_came_meanwhile(broker: LoopbackBroker) -> None:
     """A session keeps what came while its client was away."""
-    broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("r")
     assert reader.events[-1] == Disconnected("connection lost")
@@ -110,9 +110,8 @@ def test_without_offline_queues_it_is_lost() -> None:
     assert reader.messages() == []
 
 
-def test_qos_0_passes_by_an_absent_client() -> None:
+def test_qos_0_passes_by_an_absent_client(broker: LoopbackBroker) -> None:
     """At qos 0 a message passes by a client that is away."""
-    broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     writer.transport.publish("t", b"here", qos=0)
     broker.pump()
@@ -145,9 +144,8 @@ def test_qos_0_is_lost_with_the_connection(loss: str) -> None:
     assert writer.transport.pending() == 0
 
 
-def test_publishes_wait_for_their_client() -> None:
+def test_publishes_wait_for_their_client(broker: LoopbackBroker) -> None:
     """Publishes of a disconnected client wait for it."""
-    broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("w")
     writer.transport.publish("t", b"1")
@@ -160,9 +158,8 @@ def test_publishes_wait_for_their_client() -> None:
     assert writer.transport.pending() == 0
 
 
-def test_retained_again_for_a_new_process() -> None:
+def test_retained_again_for_a_new_process(broker: LoopbackBroker) -> None:
     """Retained messages are sent again to a new process but not after a reconnection."""
-    broker = LoopbackBroker()
     Peer(broker, "w").transport.publish("keep", b"x", retain=True)
     reader = Peer(broker, "r", "keep")
     reader.messages()
@@ -174,9 +171,8 @@ def test_retained_again_for_a_new_process() -> None:
     assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
 
 
-def test_changed_subscriptions_hold() -> None:
+def test_changed_subscriptions_hold(broker: LoopbackBroker) -> None:
     """Subscriptions changed while away hold after the reconnection."""
-    broker = LoopbackBroker()
     Peer(broker, "w").transport.publish("anew", b"x", retain=True)
     reader = Peer(broker, "r", "anew", "gone")
     reader.messages()
@@ -192,9 +188,8 @@ def test_changed_subscriptions_hold() -> None:
     assert reader.messages() == []
 
 
-def test_second_client_of_one_id_takes_over() -> None:
+def test_second_client_of_one_id_takes_over(broker: LoopbackBroker) -> None:
     """A second client with the same id takes over."""
-    broker = LoopbackBroker()
     first = Peer(broker, "twin", "t", will=("will", b"dead"))
     second = Peer(broker, "twin", "t")
     assert first.events[-1] == TakenOver()
@@ -208,9 +203,8 @@ def test_second_client_of_one_id_takes_over() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_restart_brings_everybody_back(keep: bool) -> None:
+def test_restart_brings_everybody_back(keep: bool, broker: LoopbackBroker) -> None:
     """A restart brings everybody back with or without the state."""
-    broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", will=("will", b"dead"))
     writer.transport.publish("keep", b"x", retain=True)
     broker.pump()
@@ -223,9 +217,8 @@ def test_restart_brings_everybody_back(keep: bool) -> None:
     assert reader.messages() == [Message("t", b"after")]
 
 
-def test_close_lets_published_arrive() -> None:
+def test_close_lets_published_arrive(broker: LoopbackBroker) -> None:
     """Close lets published messages arrive and ends all events."""
-    broker = LoopbackBroker()
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", "t", will=("t", b"dead"))
     writer.events.clear()
     writer.transport.publish("t", b"last")

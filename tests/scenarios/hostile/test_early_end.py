@@ -7,14 +7,9 @@ import pytest
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.requests import RequestAction
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, announce, announcements, make_exact_fleet, reasons, thetas, uploads_of
+from tests.helpers.fleets import announce, announcements, make_exact_fleet, reasons, thetas, uploads_of
 
 ROUNDS = 6
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture

@@ -56,8 +56,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path, caplog):
-    tap = Wiretap()
+def bench(tmp_path, caplog, tap):
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=1, quorum=1.0, norm_limit=50.0) as fleet:
         rule = tap.lose(client=fleet.client_id(VICTIM), ending="/up")
         fleet.run_until(lambda: uploads_of(fleet, tap, VICTIM), 5)
@@ -230,12 +229,11 @@ def test_what_breaks_a_rule_is_refused(bench, caplog, case):
     assert [r["contributed"] for r in bench.released()] == [3, 3]
 
 
-def test_too_large_updates_are_told(tmp_path, caplog):
+def test_too_large_updates_are_told(tmp_path, caplog, tap):
     """Its own honest upload is refused once a round, never resent, and it takes part in the next and the final round."""
     data = grouped_data(3)
     loud = data[VICTIM]
     data[VICTIM] = Dataset(loud.x * np.float32(1e4), loud.y)
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", data, faults=tap, rounds=2, quorum=0.6, norm_limit=50.0) as fleet:
         records = fleet.run(300)
         assert [r["contributed"] for r in records] == [2, 2, 3]

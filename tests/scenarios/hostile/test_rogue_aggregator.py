@@ -60,8 +60,7 @@ class Rogue:
 
 
 @pytest.fixture
-def rogue(tmp_path, caplog):
-    tap = Wiretap()
+def rogue(tmp_path, caplog, tap):
     with make_fleet(tmp_path / "fleet", faults=tap, count=2, rounds=2, min_contributors=2) as fleet:
         fleet.broker.pump()
         for device in fleet.devices.values():

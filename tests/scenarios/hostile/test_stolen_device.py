@@ -113,9 +113,8 @@ def test_keys_are_published_on_connecting(tmp_path):
         assert fleet.broker.retained[topic] == first
 
 
-def test_erased_key_is_reported_and_replaced(tmp_path, caplog):
+def test_erased_key_is_reported_and_replaced(tmp_path, caplog, tap):
     """All notices of the device are lost, until its keys don't last; then it connects again, and the owner publishes again."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=3, rounds=4000, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         rule = tap.lose(client=fleet.client_id(VICTIM), ending="/receiving")

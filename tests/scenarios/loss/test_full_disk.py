@@ -7,15 +7,10 @@ from edge_client.protocol.session import ANNOUNCED_WITHIN_S
 from shoal.errors import StorageError
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.disks import fill, small_disk
-from tests.helpers.fleets import Wiretap, make_fleet, names
+from tests.helpers.fleets import make_fleet, names
 
 FULL = "dev-02"
 OPTIONS = {"count": 4, "rounds": 50, "quorum": 0.7, "deadline_s": 1000.0}
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture

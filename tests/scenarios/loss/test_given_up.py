@@ -11,7 +11,6 @@ from shoal.protocol.messages import Action, Control, Sealed
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
-    Wiretap,
     aggregator_identity,
     answers,
     group_key,
@@ -49,9 +48,8 @@ def refuse(fleet, name):
         fleet.broker.submit(fleet.client_id("aggregator"), message, lambda: None)
 
 
-def test_refused_upload_is_offered_again(tmp_path):
+def test_refused_upload_is_offered_again(tmp_path, tap):
     """An upload that was refused is offered again when the round is announced again."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=1000.0) as fleet:
         lost = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
@@ -68,9 +66,8 @@ def test_refused_upload_is_offered_again(tmp_path):
         assert fleet.run(60)[-1]["final"]
 
 
-def test_upload_for_a_later_run(tmp_path):
+def test_upload_for_a_later_run(tmp_path, tap):
     """An aggregator whose newest run is over answers for that one, also while a later run's file is away."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(60)
         upload, body = open_upload(fleet, "dev-00", uploads_of(fleet, tap, "dev-00")[0])

@@ -5,15 +5,14 @@ from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import draw_origins
 
 from shoal.owner.runs.plan import origins_needed
-from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet
+from tests.helpers.fleets import FULL_BATCH, make_fleet
 from tests.helpers.plans import a_recipe
 
 OPTIONS = {"rounds": 1, "quorum": 0.5, "deadline_s": 20.0}
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_it_finds_into_the_next_run(tmp_path, times):
-    tap = Wiretap()
+def test_it_finds_into_the_next_run(tmp_path, times, tap):
     with make_fleet(tmp_path / "fleet", faults=tap, **OPTIONS) as fleet:
         client, runtime = fleet.client_id("dev-02"), fleet.devices["dev-02"].runtime
         tap.rules.append(

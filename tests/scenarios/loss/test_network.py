@@ -11,7 +11,7 @@ from shoal.protocol.recipe import LocalTraining
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
-from tests.helpers.fleets import Wiretap, answers, concerns, make_exact_fleet, names, thetas, uploads_of
+from tests.helpers.fleets import answers, concerns, make_exact_fleet, names, thetas, uploads_of
 
 UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
 
@@ -61,9 +61,8 @@ def upload_chunks(tap, client):
     return [h.index for h in headers if h.kind is ChunkKind.UPLOAD]
 
 
-def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result):
+def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result, tap):
     """The aggregator names the missing chunk, and the device sends only that."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
         fleet.run(100)
@@ -85,9 +84,8 @@ def test_restart_in_wide_run_changes_no_bit(tmp_path, wide, wide_result, keep, s
         assert thetas(fleet) == wide_result
 
 
-def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result):
+def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result, tap):
     """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-00")
 
@@ -103,9 +101,8 @@ def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
-def test_absent_aggregator_asks_for_upload(tmp_path, wide, wide_result):
+def test_absent_aggregator_asks_for_upload(tmp_path, wide, wide_result, tap):
     """The broker queues the reminders for it but not the upload: it requests the whole upload, once."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         fleet.broker.pump()
         aggregator = fleet.client_id("aggregator")
@@ -126,9 +123,8 @@ def test_absent_aggregator_asks_for_upload(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
-def test_broken_connections_load_comes_again(tmp_path, wide, wide_result):
+def test_broken_connections_load_comes_again(tmp_path, wide, wide_result, tap):
     """The chunks are under way at QoS 0 when the connection of their device breaks."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
         tap.rules.append(lambda passage: (0.5,) if concerns(passage, client, "/up", Hop.UP) else None)
@@ -144,9 +140,8 @@ def test_broken_connections_load_comes_again(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
-def test_returning_device_reminds_first(tmp_path, wide):
+def test_returning_device_reminds_first(tmp_path, wide, tap):
     """A reminder is held back while publishes are unacknowledged, so it must be the first of them."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
         tap.lose(client=client, ending="/up", hop=Hop.UP)
@@ -169,9 +164,8 @@ def test_disordered_chunks_fit_together(tmp_path, wide, wide_result):
         assert thetas(fleet) == wide_result
 
 
-def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
+def test_a_lost_model_is_fetched_again(tmp_path, undisturbed, tap):
     """The retained offset got lost on its way to one device; it subscribes again and receives it."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client, lost = fleet.client_id("dev-01"), []
 
@@ -188,9 +182,8 @@ def test_a_lost_model_is_fetched_again(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-def test_late_upload_is_refused(tmp_path):
+def test_late_upload_is_refused(tmp_path, tap):
     """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
         client, late = fleet.client_id("dev-02"), []
 
@@ -216,9 +209,8 @@ def test_late_upload_is_refused(tmp_path):
         assert [r["contributed"] for r in records] == [2, 3, 3, 3]
 
 
-def test_silent_device_is_left_at_deadline(tmp_path, wide):
+def test_silent_device_is_left_at_deadline(tmp_path, wide, tap):
     """Its connection seems open, but only two of three chunks arrived: the round closes with a quorum, and it waits again."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
         records = fleet.run(100)
@@ -227,9 +219,8 @@ def test_silent_device_is_left_at_deadline(tmp_path, wide):
         assert records[0]["seconds"] == pytest.approx(15.0, abs=0.3)
 
 
-def test_device_gone_by_will_is_not_awaited(tmp_path):
+def test_device_gone_by_will_is_not_awaited(tmp_path, tap):
     """The broker publishes its will: the round closes at once on its quorum, and the device's return brings it back."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, rounds=4) as fleet:
         tap.lose(client=fleet.client_id("dev-02"), ending="/up", times=1)
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
@@ -247,9 +238,8 @@ def test_device_gone_by_will_is_not_awaited(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed):
+def test_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed, tap):
     """The broker noticed the dead connection only after the device had come back on a new one."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
@@ -283,9 +273,8 @@ def test_a_broker_restart_changes_no_bit(tmp_path, undisturbed, keep, steps):
         assert thetas(fleet) == undisturbed
 
 
-def test_a_short_partition_is_survived(tmp_path, undisturbed):
+def test_a_short_partition_is_survived(tmp_path, undisturbed, tap):
     """The connection of one device breaks and is restored: the incarnation is the same, and nothing is lost."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up", times=1)
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-01"), 5)
@@ -296,9 +285,8 @@ def test_a_short_partition_is_survived(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-def test_lost_presence_is_said_again(tmp_path):
+def test_lost_presence_is_said_again(tmp_path, tap):
     """Long before the deadline of the gathering, which is all that would help otherwise."""
-    tap = Wiretap()
     tap.lose(ending="/dev-01/state", hop=Hop.UP, times=1)
     with make_exact_fleet(tmp_path / "fleet", faults=tap, deadline_s=60.0) as fleet:
         records = fleet.run(20)
@@ -306,9 +294,8 @@ def test_lost_presence_is_said_again(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["/s/round", "/s/plan"])
-def test_held_back_messages_are_looked_for(tmp_path, undisturbed, what):
+def test_held_back_messages_are_looked_for(tmp_path, undisturbed, what, tap):
     """The retained round, or plan, is lost on its way to a device that has just connected; the deadline is 600 s away."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
         client, until_s = fleet.client_id("dev-01"), 1.5
 

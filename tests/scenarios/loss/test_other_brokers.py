@@ -1,6 +1,6 @@
 """Brokers that break a promise: no retained messages for wildcards, a lost subscription, lost presences of devices."""
 
-from tests.helpers.fleets import LOST, Wiretap, make_fleet
+from tests.helpers.fleets import LOST, make_fleet
 
 
 def test_device_restarts_without_wildcards(tmp_path):
@@ -80,9 +80,8 @@ def test_lost_subscription_uses_own_topic(tmp_path, monkeypatch):
         assert fleet.run(900)[-1]["contributed"] == 3
 
 
-def test_lost_presences_are_read_again(tmp_path):
+def test_lost_presences_are_read_again(tmp_path, tap):
     """Presences that the broker loses are read again after a reconnection."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, faults=tap, rounds=6, deadline_s=600.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
         server, away = fleet.client_id("aggregator"), []
@@ -102,9 +101,8 @@ def test_lost_presences_are_read_again(tmp_path):
         assert fleet.run(200)[-1]["contributed"] == 4
 
 
-def test_an_upload_is_a_sign_of_life(tmp_path):
+def test_an_upload_is_a_sign_of_life(tmp_path, tap):
     """A device whose presences never arrive is there as soon as its upload is, and `status` says the same."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=6, deadline_s=600.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
         server, client = fleet.client_id("aggregator"), fleet.client_id("dev-01")

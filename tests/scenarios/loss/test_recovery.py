@@ -49,10 +49,9 @@ def algorithm(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("at_round", with_long([1, 4, 5], 4))
-def test_stored_uploads_count_once(tmp_path, algorithm, at_round):
+def test_stored_uploads_count_once(tmp_path, algorithm, at_round, tap):
     """It resumes the round: stored updates are not requested again, and the result is bit for bit the same."""
     options, clusters, norms, models = algorithm
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == at_round - 1, 10)
         holds = [tap.lose(client=fleet.client_id(d), ending="/up") for d in ("dev-02", "dev-03")]
@@ -79,9 +78,8 @@ def test_stored_uploads_count_once(tmp_path, algorithm, at_round):
 
 
 @ONE_FILE
-def test_death_before_commit_asks_again(tmp_path, undisturbed):
+def test_death_before_commit_asks_again(tmp_path, undisturbed, tap):
     """Bytes in the file without a row are a torn tail: written over, acknowledged only when they are durable."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.broker.pump()
         for device in fleet.devices.values():
@@ -136,9 +134,8 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("lost", ["upload", "answer"])
-def test_death_after_sealing_keeps_the_bytes(tmp_path, undisturbed, lost):
+def test_death_after_sealing_keeps_the_bytes(tmp_path, undisturbed, lost, tap):
     """If its upload was lost, the stored bytes are sent again; if the answer was, it is repeated. The upload counts once."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client = fleet.client_id("dev-01")
         if lost == "upload":
@@ -177,9 +174,8 @@ def test_death_before_sealing_repeats_work(tmp_path):
     assert vectors[0] == vectors[1]
 
 
-def test_answered_device_trains_once(tmp_path, undisturbed):
+def test_answered_device_trains_once(tmp_path, undisturbed, tap):
     """Its round still waits for another one: it sends a reminder of the stored upload, and is answered again."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
@@ -195,9 +191,8 @@ def test_answered_device_trains_once(tmp_path, undisturbed):
 
 
 @ONE_FILE
-def test_altered_stored_update_is_noticed(tmp_path):
+def test_altered_stored_update_is_noticed(tmp_path, tap):
     """An altered update on the aggregators disk is noticed."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
@@ -242,13 +237,12 @@ def test_mean_during_work_does_not_disturb(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_round_after_deadline_is_found_again(tmp_path, monkeypatch):
+def test_round_after_deadline_is_found_again(tmp_path, monkeypatch, tap):
     """It does not follow from the uploads of the round before, and devices do no announced round twice."""
 
     class Crash(BaseException):
         pass
 
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, rounds=2, quorum=0.6, deadline_s=10.0) as fleet:
         tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         keep = Store.snapshot

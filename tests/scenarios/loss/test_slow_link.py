@@ -6,7 +6,7 @@ from shoal_lab.loopback.faults import Hop
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
-from tests.helpers.fleets import Wiretap, answers, grouped_data, make_exact_fleet, names, slow_link, thetas, uploads_of
+from tests.helpers.fleets import answers, grouped_data, make_exact_fleet, names, slow_link, thetas, uploads_of
 
 INPUTS = 20_000
 """Uploads of three chunks."""
@@ -15,10 +15,9 @@ SMALL_STEP = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.01)
 
 
 @pytest.mark.parametrize("count", [8, 24], ids=["first sent at QoS 0", "first sent at QoS 1"])
-def test_long_queues_send_nothing_twice(tmp_path, logistic, count):
+def test_long_queues_send_nothing_twice(tmp_path, logistic, count, tap):
     """Half a minute of queue a round: devices remind the aggregator, which has all of it to come, and asks for nothing."""
     data = grouped_data(count, n=10, inputs=INPUTS)
-    tap = Wiretap()
     with make_exact_fleet(
         tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), rounds=2, quorum=1.0, faults=tap, local=SMALL_STEP
     ) as fleet:
@@ -36,10 +35,9 @@ def test_long_queues_send_nothing_twice(tmp_path, logistic, count):
 
 
 @pytest.mark.parametrize("seconds", [4, 40, 400], ids=lambda s: f"{s} s a round")
-def test_slow_links_get_no_model_twice(tmp_path, logistic, seconds):
+def test_slow_links_get_no_model_twice(tmp_path, logistic, seconds, tap):
     """Nor the run's package, which is longer: the device checks for lost messages, and finds none."""
     data = grouped_data(2, n=10, inputs=INPUTS)
-    tap = Wiretap()
     options = {"algorithm": "ifca", "settings": {"k": "2"}, "rounds": 2, "quorum": 1.0, "deadline_s": 1e6}
     with make_exact_fleet(tmp_path / "fleet", data, bundle=logistic(INPUTS, 4), faults=tap, **options) as fleet:
         client = fleet.client_id("dev-01")
@@ -50,9 +48,8 @@ def test_slow_links_get_no_model_twice(tmp_path, logistic, seconds):
         assert len(set(large)) == len(large)
 
 
-def test_reminder_of_stored_upload_suffices(tmp_path, undisturbed):
+def test_reminder_of_stored_upload_suffices(tmp_path, undisturbed, tap):
     """The answer got lost with it: the upload does not travel again."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         deaf = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)

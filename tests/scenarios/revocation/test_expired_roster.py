@@ -6,7 +6,7 @@ import pytest
 from shoal_lab.loopback.fleet import LoopbackError
 
 from shoal.owner.keys.directory import ROSTER_LIFE_S
-from tests.helpers.fleets import Wiretap, make_fleet, publish, thetas, uploads_of
+from tests.helpers.fleets import make_fleet, publish, thetas, uploads_of
 
 NAMES = ("dev-00", "dev-01", "dev-02")
 
@@ -23,9 +23,8 @@ def clock(monkeypatch):
     return forward
 
 
-def test_devices_wait_for_a_newer_roster(tmp_path, clock, caplog):
+def test_devices_wait_for_a_newer_roster(tmp_path, clock, caplog, tap):
     """One is started again in between; no device follows an announcement or sends anything before the owner signs a new one."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, rounds=5, quorum=1.0, deadline_s=2000.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 20)
         fleet.kill_device("dev-01")

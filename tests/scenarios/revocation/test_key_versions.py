@@ -8,7 +8,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind, Topics
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, open_upload, publish, uploads_of
+from tests.helpers.fleets import grouped_data, make_fleet, names, open_upload, publish, uploads_of
 
 OPTIONS = {"quorum": 0.5, "deadline_s": 30.0}
 
@@ -92,9 +92,8 @@ def test_half_of_the_fleet_is_new(tmp_path):
             assert trained_after(records, began, name)[0] <= began + 4, name
 
 
-def test_a_rotation_beside_an_admission(tmp_path):
+def test_a_rotation_beside_an_admission(tmp_path, tap):
     """The newcomer's grant has the version of its admission; the one that is drawn next reaches it as it does all others."""
-    tap = Wiretap()
     data = grouped_data(5)
     first = {name: data[name] for name in names(4)}
     with make_fleet(tmp_path / "fleet", first, rounds=12, faults=tap, **OPTIONS) as fleet:
@@ -113,9 +112,8 @@ def test_a_rotation_beside_an_admission(tmp_path):
 
 
 @pytest.mark.parametrize("published", ["nothing", "the roster"])
-def test_owner_dies_before_publishing(tmp_path, published):
+def test_owner_dies_before_publishing(tmp_path, published, tap):
     """Its directory has the new version; the fleet works on under the old one, or waits, until the owner publishes it."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=10, faults=tap, **OPTIONS) as fleet:
         closed(fleet, 2)
         before = fleet.stage.fleet.roster.keys_since
@@ -150,9 +148,8 @@ def test_owner_dies_before_publishing(tmp_path, published):
         pytest.param(True, 100.0, id="over a restart, after the deadline", marks=pytest.mark.long),
     ],
 )
-def test_device_keys_newer_than_aggregators(tmp_path, delay_s, restarts):
+def test_device_keys_newer_than_aggregators(tmp_path, delay_s, restarts, tap):
     """They decline the open round. Once the aggregator has the newer keys it closes that round and opens one under them."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=5, rounds=10, faults=tap, **OPTIONS) as fleet:
         closed(fleet, 2)
         server = fleet.client_id("aggregator")

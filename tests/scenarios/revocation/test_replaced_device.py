@@ -7,7 +7,6 @@ from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import ROSTER_FILE
 from shoal.membership.grants import open_card
 from tests.helpers.fleets import (
-    Wiretap,
     device_identity,
     grouped_data,
     inject,
@@ -37,9 +36,8 @@ def replace(fleet, batch):
 
 
 @pytest.mark.parametrize("case", ["a member", "revoked before", "while the aggregator is away"])
-def test_new_device_goes_on_in_the_run(tmp_path, case, caplog):
+def test_new_device_goes_on_in_the_run(tmp_path, case, caplog, tap):
     """Its keys are new, its name and index are old; what the old keys sign and open is nothing."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=7, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 10)
         owner, old = fleet.stage.fleet, device_identity(fleet, GONE)

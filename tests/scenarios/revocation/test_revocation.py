@@ -13,7 +13,6 @@ from shoal.protocol.reassembly import Reassembler
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
-    Wiretap,
     aggregator_identity,
     grouped_data,
     make_fleet,
@@ -56,9 +55,8 @@ def readable(fleet, name, sealed):
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "while the aggregator is away"])
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
-def test_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog):
+def test_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog, tap):
     """The open round closes, and the next announcement is under new keys; the revoked device can neither read nor send."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=5, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         if restart:
@@ -102,9 +100,8 @@ def test_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog):
         assert refused == [], "nobody listens to what it can't read any more"
 
 
-def test_revoked_device_opens_no_later_round(tmp_path):
+def test_revoked_device_opens_no_later_round(tmp_path, tap):
     """It has the whole recording and every key that it was ever given; the keys of the round before open nothing."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=6, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 10)
         owner = fleet.stage.fleet

@@ -19,16 +19,15 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Sealed
 from shoal.protocol.topics import Topics
-from tests.helpers.fleets import Wiretap, aggregator_identity, make_fleet, publish
+from tests.helpers.fleets import aggregator_identity, make_fleet, publish
 from tests.helpers.sessions import hand_over
 
 OFF = "dev-03"
 
 
 @pytest.fixture
-def scene(tmp_path):
+def scene(tmp_path, tap):
     """A run that went on under new secrets while dev-03 was off; yields (fleet, its wiretap)."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=20, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device(OFF)

@@ -22,7 +22,6 @@ from shoal.protocol.recipe import DEFAULTS
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 from tests.helpers.fleets import (
-    Wiretap,
     aggregator_identity,
     announcements,
     device_identity,
@@ -73,9 +72,8 @@ def declines_of(fleet, tap, name=ODD):
 
 
 @pytest.mark.parametrize(("change", "reason"), [(unfit, "data"), (exploding, "task")])
-def test_nobody_waits_for_an_unable_device(tmp_path, change, reason, caplog):
+def test_nobody_waits_for_an_unable_device(tmp_path, change, reason, caplog, tap):
     """Nobody waits for a device that can't."""
-    tap = Wiretap()
     with fleet_of(tmp_path, change, tap=tap) as fleet:
         records = fleet.run(DEADLINE_S)
         assert fleet.now_s < DEADLINE_S / 2
@@ -112,9 +110,8 @@ def test_unable_device_stops_small_fleets(tmp_path, odd, least):
         assert short.unable == (name,)
 
 
-def test_only_a_word_leaves_the_device(tmp_path):
+def test_only_a_word_leaves_the_device(tmp_path, tap):
     """An error's text may name files and values; a decline has no field for it."""
-    tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
         fleet.run(DEADLINE_S)
         first = declines_of(fleet, tap)[0]
@@ -198,9 +195,8 @@ def checked_data(files, data):
     return next(c for c in found if c.name == "data")
 
 
-def test_restarted_aggregator_is_told_again(tmp_path):
+def test_restarted_aggregator_is_told_again(tmp_path, tap):
     """It restarts in the middle of the round, with one device still to answer."""
-    tap = Wiretap()
     with fleet_of(tmp_path, exploding, tap=tap, rounds=1) as fleet:
         late = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: declines_of(fleet, tap), 20)
@@ -216,9 +212,8 @@ def test_restarted_aggregator_is_told_again(tmp_path):
 
 
 @pytest.fixture
-def waiting(tmp_path, caplog):
+def waiting(tmp_path, caplog, tap):
     """A fleet in round 2 that waits for one upload; forged declines must change nothing."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2, quorum=0.5) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 30)
         tap.lose(client=fleet.client_id(ODD), ending="/up")
@@ -283,9 +278,8 @@ def test_words_in_its_name_change_nothing(waiting, caplog):
     assert fleet.records()[-1]["declined"] == {ODD: "upload"}
 
 
-def test_refused_run_is_declined_once(tmp_path):
+def test_refused_run_is_declined_once(tmp_path, tap):
     """It is fetched again every few seconds: its data may have been mended."""
-    tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
         slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: fleet.now_s > DEADLINE_S / 2, DEADLINE_S)
@@ -294,9 +288,8 @@ def test_refused_run_is_declined_once(tmp_path):
         fleet.run(2 * DEADLINE_S)
 
 
-def test_mended_data_are_taken_up(tmp_path):
+def test_mended_data_are_taken_up(tmp_path, tap):
     """And the earlier reason is not reported again."""
-    tap = Wiretap()
     with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
         slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: declines_of(fleet, tap), 20)
@@ -311,9 +304,8 @@ def test_mended_data_are_taken_up(tmp_path):
         assert [r["contributed"] for r in records] == [4] * 5
 
 
-def test_replay_makes_nobody_decline(tmp_path):
+def test_replay_makes_nobody_decline(tmp_path, tap):
     """An older announcement, also of the round that is open: as many as a broker likes."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(3), faults=tap, rounds=2) as fleet:
         late = tap.lose(client=fleet.client_id(ODD), ending="/up")
         fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
@@ -332,9 +324,8 @@ def test_replay_makes_nobody_decline(tmp_path):
         assert [r["contributed"] for r in fleet.run(DEADLINE_S)] == [3, 3, 3]
 
 
-def test_newcomer_with_unfit_data_says_so(tmp_path):
+def test_newcomer_with_unfit_data_says_so(tmp_path, tap):
     """It begins with a checkpoint; data that are mended are taken up there as well."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=DEADLINE_S, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")

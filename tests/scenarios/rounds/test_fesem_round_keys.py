@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
 from tests.scenarios.rounds.test_strategies import FESEM, all_but_the_first, events
 
 OPTIONS = {**FESEM, "quorum": 1.0}
@@ -43,9 +43,8 @@ def check(fleet, records, clusters):
 
 
 @pytest.mark.parametrize("round_", with_long([1, 2, 3], 2))
-def test_killed_aggregator_resumes_the_round(tmp_path, calm, round_):
+def test_killed_aggregator_resumes_the_round(tmp_path, calm, round_, tap):
     """Killed when one upload of the round, with the nearest centre in it, is durable."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", faults=tap, **OPTIONS) as fleet:
         fleet.run_until(lambda: fleet.closed() == round_ - 1, 20)
         tap.rules.append(all_but_the_first(fleet))

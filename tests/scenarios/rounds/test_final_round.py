@@ -6,7 +6,7 @@ from shoal_lab.loopback.faults import Hop
 from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState
 from shoal.protocol.messages import Action
-from tests.helpers.fleets import Wiretap, answers, make_exact_fleet, thetas, uploads_of
+from tests.helpers.fleets import answers, make_exact_fleet, thetas, uploads_of
 
 FINAL = 4
 """The standard small fleet trains three rounds."""
@@ -25,9 +25,8 @@ def stage_of(fleet, name):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_lost_answer_comes_after_the_end(tmp_path, undisturbed, dies):
+def test_lost_answer_comes_after_the_end(tmp_path, undisturbed, dies, tap):
     """Also by an aggregator that was killed after it recorded the final round, and restarted."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         silence = tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)
@@ -45,9 +44,8 @@ def test_lost_answer_comes_after_the_end(tmp_path, undisturbed, dies):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_straggler_is_told_the_run_is_over(tmp_path, undisturbed, dies):
+def test_straggler_is_told_the_run_is_over(tmp_path, undisturbed, dies, tap):
     """It has fetched the model that it ends with all the same."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=5.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
@@ -64,9 +62,8 @@ def test_straggler_is_told_the_run_is_over(tmp_path, undisturbed, dies):
         assert thetas(fleet) == undisturbed
 
 
-def test_answered_device_sends_nothing_more(tmp_path):
+def test_answered_device_sends_nothing_more(tmp_path, tap):
     """There may be no aggregator to answer it again. Its figures are still those of the run that ended."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(100)
         sent = len(uploads_of(fleet, tap, "dev-01"))
@@ -147,9 +144,8 @@ def test_power_cut_costs_no_model(tmp_path, undisturbed, files_of, method):
         assert thetas(fleet) == undisturbed
 
 
-def test_final_upload_needs_its_model(tmp_path, undisturbed):
+def test_final_upload_needs_its_model(tmp_path, undisturbed, tap):
     """As a version that wrote the upload first could leave it: the device fetches and stores the model again."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         fleet.run_until(lambda: fleet.closed() == FINAL - 1, 100)
         tap.lose(client=fleet.client_id("dev-01"), ending="/ctl", hop=Hop.DOWN)

@@ -16,7 +16,7 @@ from edge_client.learning.reading import LeftOut
 from edge_client.protocol import presence
 from edge_client.storage.state import DeviceState
 from shoal.util.files import exclusive
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
+from tests.helpers.fleets import grouped_data, make_fleet
 
 
 def status(fleet, *, running=True):
@@ -35,11 +35,6 @@ def status(fleet, *, running=True):
 
 def reasons(data):
     return {d["name"]: d["reason"] for d in data["devices"] if d["reason"]}
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,
-    Wiretap,
     grouped_data,
     make_exact_fleet,
     make_fleet,
@@ -108,10 +107,9 @@ def calm(request, tmp_path_factory):
     ],
     indirect=["calm"],
 )
-def test_crash_in_a_trial_changes_no_bit(tmp_path, calm, round_):
+def test_crash_in_a_trial_changes_no_bit(tmp_path, calm, round_, tap):
     """A crash in any round of a trial changes no bit."""
     options, clusters, models = calm
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == round_ - 1, 30)
         tap.rules.append(
@@ -131,10 +129,9 @@ def test_crash_in_a_trial_changes_no_bit(tmp_path, calm, round_):
     assert len(set(clusters.values())) == 2
 
 
-def test_missed_trial_round_is_made_up_for(tmp_path):
+def test_missed_trial_round_is_made_up_for(tmp_path, tap):
     """It lacks states of two rounds, and takes its group's model from a checkpoint."""
     options = {**FINDS, "quorum": 0.5, "deadline_s": 1.0, "rounds": 12}
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), faults=tap, algorithm="fedgroup", **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 30)
         tap.rules.append(lambda p: LOST if p.client == fleet.client_id("dev-07") else None)

@@ -7,7 +7,6 @@ from edge_client.learning.data import Dataset
 from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.fleets import (
-    Wiretap,
     grouped_data,
     make_fleet,
     open_upload,
@@ -69,9 +68,8 @@ def finish(fleet, options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_uniform_uploads_hide_data_sizes(tmp_path, name):
+def test_uniform_uploads_hide_data_sizes(tmp_path, name, tap):
     """Every algorithm still works; counts and sizes of test shares are the same for all, though their data is not."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", uneven_data(6, 2), faults=tap, weighting="uniform", **RUNS[name]) as fleet:
         finish(fleet, RUNS[name])
         seen = [open_upload(fleet, d, sealed)[0] for d in fleet.stage.devices for sealed in uploads_of(fleet, tap, d)]
@@ -80,9 +78,8 @@ def test_uniform_uploads_hide_data_sizes(tmp_path, name):
         assert any(u.tested for u in seen)
 
 
-def test_under_sample_weighting_they_do(tmp_path):
+def test_under_sample_weighting_they_do(tmp_path, tap):
     """The control: otherwise the counts are as uneven as the data."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", uneven_data(6, 2), faults=tap, local=QUICK) as fleet:
         fleet.run(30)
         seen = [open_upload(fleet, d, uploads_of(fleet, tap, d)[0])[0] for d in fleet.stage.devices]

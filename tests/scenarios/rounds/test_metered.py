@@ -5,7 +5,7 @@ import time
 
 from shoal_lab.loopback.faults import Hop
 
-from tests.helpers.fleets import Wiretap, make_fleet, thetas
+from tests.helpers.fleets import make_fleet, thetas
 
 
 def meter(runtime, hours):
@@ -16,9 +16,8 @@ HOUR = time.localtime().tm_hour
 NOW = f"{(HOUR - 6) % 24:02}:00-{(HOUR + 6) % 24:02}:00"
 
 
-def test_metered_device_declines_meanwhile(tmp_path):
+def test_metered_device_declines_meanwhile(tmp_path, tap):
     """A metered device declines and goes on afterwards."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", rounds=6, quorum=0.5, count=4, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 30)
         device = fleet.devices["dev-00"].runtime

@@ -85,9 +85,8 @@ def test_modes_give_the_same_models(tmp_path, name, modes):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plan_status_and_uploads_state_mode(tmp_path, mode, caplog):
+def test_plan_status_and_uploads_state_mode(tmp_path, mode, caplog, tap):
     """The owner signs it, a device's status shows it, every upload repeats it, and its key id is that of the round's mask."""
-    tap = Wiretap()
     caplog.set_level(logging.INFO)
     with make_fleet(tmp_path / "fleet", faults=tap, mode=mode) as fleet:
         fleet.run(10)

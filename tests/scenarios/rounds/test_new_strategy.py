@@ -21,7 +21,7 @@ from aggregator.strategies.registry import STRATEGIES
 from shoal.owner.runs.training import describe
 from shoal.protocol.documents import Capabilities
 from shoal.protocol.messages import Assignment, Phase, Share
-from tests.helpers.fleets import FULL_BATCH, Wiretap, make_fleet, open_upload, reasons, thetas, uploads_of
+from tests.helpers.fleets import FULL_BATCH, make_fleet, open_upload, reasons, thetas, uploads_of
 
 VOTE, WARM_UP = 1, 2
 
@@ -93,9 +93,8 @@ def fleet_of(root, tap, **settings):
 
 
 @pytest.mark.usefixtures("registered")
-def test_devices_need_not_know_a_strategy(tmp_path):
+def test_devices_need_not_know_a_strategy(tmp_path, tap):
     """A new strategy runs on devices that do not know it."""
-    tap = Wiretap()
     with fleet_of(tmp_path, tap) as fleet:
         assert fleet.plan.capabilities == Capabilities(pretrain=True, margins=True)
         assert (fleet.plan.origins, fleet.plan.max_models) == (3, 3)
@@ -111,9 +110,8 @@ def test_devices_need_not_know_a_strategy(tmp_path):
 
 
 @pytest.mark.usefixtures("registered")
-def test_undeclared_behaviour_is_refused(tmp_path, caplog):
+def test_undeclared_behaviour_is_refused(tmp_path, caplog, tap):
     """Devices refuse what its settings do not declare."""
-    tap = Wiretap()
     with fleet_of(tmp_path, tap, declared="off") as fleet:
         fleet.settle()
         assert [uploads_of(fleet, tap, d) for d in fleet.stage.devices] == [[], [], []]

@@ -13,7 +13,7 @@ from shoal import limits
 from shoal.owner.models.files import read_models, write_models
 from shoal.protocol.requests import Outcome, RequestAction
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_exact_fleet, thetas
+from tests.helpers.fleets import grouped_data, make_exact_fleet, thetas
 from tests.helpers.owner_models import reader_of
 
 PAUSE, RESUME, STOP = RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP
@@ -89,11 +89,6 @@ PHASES = {
     "between rounds": RunPhase.GATHERING,
     "final round": RunPhase.FINAL,
 }
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture(params=PHASES)

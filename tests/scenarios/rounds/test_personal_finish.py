@@ -9,7 +9,7 @@ from edge_client.learning.data import split
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.recipe import LocalTraining, Recipe
-from tests.helpers.fleets import CLASSES, INPUTS, Wiretap, finish_of, grouped_data, make_fleet
+from tests.helpers.fleets import CLASSES, INPUTS, finish_of, grouped_data, make_fleet
 from tests.helpers.round_fleets import held_states
 
 NAME = "dev-00"
@@ -22,8 +22,7 @@ def choice(fleet, name=NAME):
     return None if found is None else found[0]
 
 
-def test_nothing_of_the_finish_is_published(tmp_path):
-    tap = Wiretap()
+def test_nothing_of_the_finish_is_published(tmp_path, tap):
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2), faults=tap) as fleet:
         fleet.run(100)
         fleet.settle()

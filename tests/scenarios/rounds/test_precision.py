@@ -14,7 +14,6 @@ from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
-    Wiretap,
     grouped_data,
     make_fleet,
     open_upload,
@@ -82,9 +81,8 @@ def test_groups_end_with_the_same_bits(tmp_path, case):
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
-def test_uploads_have_the_plans_precision(tmp_path, precision):
+def test_uploads_have_the_plans_precision(tmp_path, precision, tap):
     """Uploads and means have the plans precision."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, **both({"both": precision})) as fleet:
         fleet.run(20)
         length = fleet.plan.length

@@ -21,7 +21,6 @@ from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,
     INPUTS,
-    Wiretap,
     finish_of,
     grouped_data,
     make_exact_fleet,
@@ -64,9 +63,8 @@ def test_devices_share_the_federated_part(calm):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_federated_values_are_uploaded(tmp_path, calm, mode):
+def test_only_federated_values_are_uploaded(tmp_path, calm, mode, tap):
     """The vectors have d coordinates (rotation pads them inside the mask only), and the run ends as in any other mode."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, mode=mode, faults=tap) as fleet:
         assert fleet.plan.length == FEDERATED
         fleet.run(30)
@@ -76,9 +74,8 @@ def test_only_federated_values_are_uploaded(tmp_path, calm, mode):
     np.testing.assert_allclose(found, np.frombuffer(calm[NAME], np.float32), atol=1e-5)
 
 
-def test_no_private_byte_leaves_a_device(tmp_path):
+def test_no_private_byte_leaves_a_device(tmp_path, tap):
     """Neither sealed nor opened, in uploads, states, checkpoints or on the aggregator's disk, under no mask."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=4, mode="none", faults=tap) as fleet:
         values, changes = set(), []
         for rounds in range(1, 5):
@@ -143,9 +140,8 @@ def begin_run(fleet, bundle):
 
 
 @pytest.mark.parametrize("victim", ["between two writes", "sending device", "aggregator"])
-def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim):
+def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim, tap):
     """A round is trained once, even if it is worked on twice."""
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, quorum=1.0, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 30)
         if victim == "aggregator":

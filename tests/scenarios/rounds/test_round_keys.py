@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, thetas
+from tests.helpers.fleets import grouped_data, make_fleet, names, publish, thetas
 
 ROTATION = {"mode": "rotation"}
 GAP_S = 5.0
@@ -80,9 +80,8 @@ def test_partial_draw_takes_devices_back_in(tmp_path):
         assert len(set(thetas(fleet).values())) == 1
 
 
-def test_revocation_holds_from_next_round(tmp_path):
+def test_revocation_holds_from_next_round(tmp_path, tap):
     """A revocation takes effect at the next round."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, faults=tap, **ROTATION) as fleet:
         run_rounds(fleet, 2)
         fleet.stage.fleet.revoke("dev-03")

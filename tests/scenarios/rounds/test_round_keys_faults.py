@@ -9,7 +9,7 @@ from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.owner.keys.directory import ROSTER_LIFE_S
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
+from tests.helpers.fleets import grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
 
 OPTIONS = {"mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}
 ILL = "dev-02"
@@ -28,11 +28,6 @@ def failing(monkeypatch, owner, method, error, times=1):
 
     monkeypatch.setattr(owner, method, call)
     return calls
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture

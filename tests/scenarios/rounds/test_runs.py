@@ -17,7 +17,6 @@ from tests.helpers.fleets import (
     CLASSES,
     FULL_BATCH,
     INPUTS,
-    Wiretap,
     announcements,
     answers,
     grouped_data,
@@ -61,9 +60,8 @@ def test_ifca_finds_the_groups(tmp_path):
         assert same_partition({d: hash(m) for d, m in models.items()}, truth_of(6, 2))
 
 
-def test_next_round_comes_before_answers(tmp_path):
+def test_next_round_comes_before_answers(tmp_path, tap):
     """Devices wait for the announcement only: acknowledging each of them first would delay the whole fleet."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, count=4, rounds=2) as fleet:
         fleet.run(10)
         told = [p.topic.rsplit("/", 1)[-1] for p in tap.sent(client=fleet.client_id("aggregator"))]
@@ -216,9 +214,8 @@ def test_aggregator_holds_two_rounds_means(tmp_path, mode):
             assert sum(same_values) == (1 if mode == "permutation" else 0)
 
 
-def test_unable_run_says_what_it_waits_for(tmp_path):
+def test_unable_run_says_what_it_waits_for(tmp_path, tap):
     """A run that can't finish says what it waits for."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         with pytest.raises(LoopbackError, match="round 1: 2 of 3, waiting for dev-01"):

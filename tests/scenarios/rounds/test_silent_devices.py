@@ -87,9 +87,8 @@ def test_needed_silent_device_is_waited_for(tmp_path):
         assert fleet.run(1000)[-1]["contributed"] == 3
 
 
-def test_slow_devices_are_not_silent(tmp_path):
+def test_slow_devices_are_not_silent(tmp_path, tap):
     """Each upload takes four deadlines: none has answered by then, so none is left behind."""
-    tap = Wiretap()
     tap.rules.append(lambda p: (4.5 * DEADLINE_S,) if p.hop is Hop.UP and p.topic.endswith("/up") else None)
     with make_fleet(tmp_path, count=5, rounds=2, min_contributors=2, faults=tap, deadline_s=DEADLINE_S) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 4000)

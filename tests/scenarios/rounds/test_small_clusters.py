@@ -9,7 +9,7 @@ import pytest
 from edge_client.models.store import STATE_FILES
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, same_partition, truth_of
+from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
 
 QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
 ALONE = LocalTraining(epochs=0, steps=12, batch_size=0, lr=0.8)
@@ -112,9 +112,8 @@ def test_after_a_hundred_rounds(tmp_path):
 
 
 @pytest.mark.parametrize("lost", with_long([2, 4], 4))
-def test_a_device_whose_uploads_were_lost(tmp_path, lost):
+def test_a_device_whose_uploads_were_lost(tmp_path, lost, tap):
     """It holds the model all the time, and the aggregator can't know."""
-    tap = Wiretap()
     with small_fleet(tmp_path, 14, faults=tap) as fleet:
         done = until_apart(fleet)
         rule = tap.lose(client=fleet.client_id("dev-01"), ending="/up")

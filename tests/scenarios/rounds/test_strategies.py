@@ -11,7 +11,6 @@ from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,
-    Wiretap,
     grouped_data,
     make_exact_fleet,
     make_fleet,
@@ -193,10 +192,9 @@ def calm(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("calm", "round_"), CRASHES, indirect=["calm"])
-def test_crash_in_any_phase_changes_no_bit(tmp_path, calm, round_):
+def test_crash_in_any_phase_changes_no_bit(tmp_path, calm, round_, tap):
     """Killed with some uploads of the round durable: cold starts, cohorts that wait and centres are all continued."""
     options, clusters, models = calm
-    tap = Wiretap()
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == round_ - 1, 20)
         tap.rules.append(all_but_the_first(fleet))

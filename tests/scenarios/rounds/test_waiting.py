@@ -13,7 +13,7 @@ from aggregator.status.live_file import LiveFile
 from shoal.protocol.recipe import Recipe
 from shoal.util.files import exclusive
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, make_fleet
+from tests.helpers.fleets import make_fleet
 
 
 def status(fleet, *options):
@@ -27,11 +27,6 @@ def status(fleet, *options):
 
 def waiting(fleet):
     return json.loads(status(fleet, "--json"))["data"]["runs"][0]["waiting"]
-
-
-@pytest.fixture
-def tap():
-    return Wiretap()
 
 
 @pytest.fixture

@@ -131,9 +131,8 @@ def moved_models(fleet, tap):
 
 
 @pytest.mark.parametrize("victim", ["aggregator", "fetching device", "sending device"])
-def test_a_power_cut_changes_no_bit(tmp_path, calm, victim):
+def test_a_power_cut_changes_no_bit(tmp_path, calm, victim, tap):
     """A killed program restores the shared segment and its own from its directory."""
-    tap = Wiretap()
     with sharing_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         if victim == "aggregator":
             for rounds in (3, 8):
@@ -163,9 +162,8 @@ def mean_label(fleet, model, round_):
     return group_key(fleet).topic_label(fleet.plan.run_id, mean_number(model, round_))
 
 
-def test_fedavg_takes_a_shared_segment(tmp_path):
+def test_fedavg_takes_a_shared_segment(tmp_path, tap):
     """The baseline to weight sharing on the same task: one model, which travels whole."""
-    tap = Wiretap()
     with make_fleet(tmp_path / "fleet", biased_data(3), bundle=BUNDLE, faults=tap) as fleet:
         fleet.run(10)
         assert len(set(thetas(fleet).values())) == 1
@@ -197,8 +195,7 @@ class Rogue:
 
 
 @pytest.fixture
-def rogue(tmp_path, caplog):
-    tap = Wiretap()
+def rogue(tmp_path, caplog, tap):
     options = {"faults": tap, "rounds": 2, "settings": {"k": "2"}, "min_contributors": 2}
     with sharing_fleet(tmp_path / "fleet", 2, **options) as fleet:
         fleet.broker.pump()

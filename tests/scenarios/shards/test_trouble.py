@@ -9,7 +9,7 @@ from aggregator.strategies.registry import STRATEGIES
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.shards import borders
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, thetas
+from tests.helpers.fleets import grouped_data, make_fleet, thetas
 from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES, DEVICES = 60, 4, 4
@@ -38,8 +38,7 @@ def contributed(fleet):
     return [r["contributed"] for r in fleet.records()]
 
 
-def test_lost_chunks_of_parts_are_sent_again(tmp_path, expected):
-    tap = Wiretap()
+def test_lost_chunks_of_parts_are_sent_again(tmp_path, expected, tap):
     for worker in (0, 1):
         tap.lose(client="shoal-demo-dev-01", ending=f"/part/{worker}", times=2)
     with sharded_fleet(tmp_path / "fleet", faults=tap) as fleet:
@@ -48,8 +47,7 @@ def test_lost_chunks_of_parts_are_sent_again(tmp_path, expected):
         assert contributed(fleet) == [DEVICES] * 4
 
 
-def test_lost_reports_come_again(tmp_path, expected):
-    tap = Wiretap()
+def test_lost_reports_come_again(tmp_path, expected, tap):
     tap.lose(client="shoal-demo-worker-1", ending="/report", times=3)
     with sharded_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(60)
@@ -102,9 +100,8 @@ def test_kills_at_any_step_change_nothing(tmp_path, expected, seed):
 
 
 @pytest.mark.parametrize("shards", [2, 3])
-def test_no_party_holds_more_than_its_share(tmp_path, shards):
+def test_no_party_holds_more_than_its_share(tmp_path, shards, tap):
     """The bytes of every part are searched for in all files of coordinator and workers, while a round is open."""
-    tap = Wiretap()
     with sharded_fleet(tmp_path / "fleet", shards=shards, faults=tap) as fleet:
         stage = fleet.stage
         fleet.run_until(lambda: fleet.closed() == 2, 30)

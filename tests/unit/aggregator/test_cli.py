@@ -5,12 +5,6 @@ import pytest
 from aggregator import cli
 from crypto.seal.identity import fingerprint
 from shoal.errors import UntrustedError
-from tests.helpers.parties import Parties
-
-
-@pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, "dev-1")
 
 
 def test_init_prints_card_and_fingerprint(tmp_path, capsys):

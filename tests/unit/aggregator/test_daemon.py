@@ -29,17 +29,21 @@ def daemon_of(place):
 
 
 @pytest.fixture
-def place(tmp_path):
-    return RunPlace(tmp_path)
+def daemon(place):
+    return daemon_of(place)
+
+
+@pytest.fixture
+def plan(place):
+    return place.sign()
 
 
 def told(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_runs_come_in_order(place):
+def test_runs_come_in_order(place, daemon):
     first, second = place.sign(), place.sign()
-    daemon = daemon_of(place)
     assert daemon._next_run().plan == first
     place.finish(first)
     assert is_finished(place.member, first)
@@ -50,9 +54,8 @@ def test_runs_come_in_order(place):
 
 
 @pytest.mark.parametrize("what", ["a link to nowhere", "a folder", "junk", "a run of another owner's", "unreadable"])
-def test_no_run_is_told_once(place, tmp_path, caplog, monkeypatch, what):
+def test_no_run_is_told_once(place, plan, tmp_path, caplog, monkeypatch, what):
     """What is no run is told once and passed over."""
-    plan = place.sign()
     odd = place.server / "runs" / "000000.run"
     if what == "a link to nowhere":
         odd.symlink_to("/nowhere")
@@ -127,9 +130,8 @@ def test_waiting_says_what_to_do(place, caplog):
 
 
 @pytest.mark.parametrize("head", ["{half", '{"available": [], "metadata": {}, "vectors": {}}', None])
-def test_damaged_finished_run_is_left(place, caplog, head):
+def test_damaged_finished_run_is_left(place, plan, caplog, head):
     """Its records are whole and the rest is not: told once, and the daemon goes on."""
-    plan = place.sign()
     place.finish(plan)
     database = sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)
     if head is not None:
@@ -146,8 +148,7 @@ def test_damaged_finished_run_is_left(place, caplog, head):
     assert line.startswith(("uploads to run 1 can't be acknowledged: ", "passed over: "))
 
 
-def test_record_that_is_none_is_passed_over(place, caplog):
-    plan = place.sign()
+def test_record_that_is_none_is_passed_over(place, plan, caplog):
     store = Store(place.directory(plan), plan)
     store.record(1, {"round": 1})
     store.close()
@@ -183,9 +184,8 @@ def test_run_file_is_taken_away_early(place, caplog):
     assert daemon._next_run() is None
 
 
-def test_finished_run_is_back_with_its_file(place, caplog):
+def test_finished_run_is_back_with_its_file(place, plan, caplog):
     """A run that is over is answered for once its file is back."""
-    plan = place.sign()
     place.finish(plan)
     daemon = daemon_of(place)
     assert daemon._next_run() is None
@@ -238,10 +238,9 @@ def test_run_ends_without_its_file(place, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("odd", ["devices have signed another history", ""])
-def test_other_history_is_dropped(place, monkeypatch, odd):
+def test_other_history_is_dropped(place, daemon, monkeypatch, odd):
     """No device would take part in its final round; any other run waits for that."""
     plan, second = place.sign(), place.sign()
-    daemon = daemon_of(place)
     looks = []
 
     def take(service):
@@ -280,9 +279,8 @@ def test_long_backlog_calls_every_callback(place):
 
 
 @pytest.mark.parametrize("ahead", [0, 511, 512, 513, 1025])
-def test_stop_is_found_behind_a_backlog(place, ahead):
+def test_stop_is_found_behind_a_backlog(daemon, ahead):
     """A stop request is found behind a backlog."""
-    daemon = daemon_of(place)
     put = daemon._transport._sink
     for _ in range(ahead):
         put(Message("shoal/v1/other/d/x/up", b"junk"))
@@ -296,8 +294,7 @@ def test_stop_is_found_behind_a_backlog(place, ahead):
         take_all()
 
 
-def test_take_over_is_found_behind_a_backlog(place):
-    daemon = daemon_of(place)
+def test_take_over_is_found_behind_a_backlog(daemon):
     put = daemon._transport._sink
     for _ in range(512):
         put(Connected(session_present=True))
@@ -357,9 +354,8 @@ def test_without_broker_it_says_so_at_end(place, monkeypatch):
     assert facts.hint
 
 
-def test_connection_is_recorded_without_run(place):
+def test_connection_is_recorded_without_run(place, daemon):
     """The connection is recorded while no run is served."""
-    daemon = daemon_of(place)
     daemon._handle(Connected(session_present=False), None)
     daemon._keep_status()
     assert read_live(place.server).connection.connected
@@ -378,20 +374,17 @@ def ask(place, daemon, action, sequence, **parts):
         daemon._handle(Message("shoal/v1/reef/o/request", chunk), daemon._service)
 
 
-def test_run_stopped_before_it_began(place):
+def test_run_stopped_before_it_began(place, daemon):
     """A run that was stopped before it began is passed over."""
     first, second = place.sign(), place.sign()
-    daemon = daemon_of(place)
     ask(place, daemon, RequestAction.STOP, 1, run=first.run)
     assert daemon._next_run().plan == second
     assert daemon_of(place)._next_run().plan == second
     assert not place.directory(first).exists()
 
 
-def test_run_stopped_while_gathering(place, monkeypatch):
+def test_run_stopped_while_gathering(place, daemon, plan, monkeypatch):
     """A run that is stopped while devices are gathered ends without a final round."""
-    plan = place.sign()
-    daemon = daemon_of(place)
 
     def take(_service):
         ask(place, daemon, RequestAction.STOP, 1, run=plan.run)
@@ -402,9 +395,8 @@ def test_run_stopped_while_gathering(place, monkeypatch):
     assert daemon_of(place)._next_run() is None
 
 
-def test_order_reaches_run_and_next_life(place):
+def test_order_reaches_run_and_next_life(place, plan):
     """An order reaches the open run and the next life of the daemon."""
-    plan = place.sign()
     for sequence, action, wanted in ((1, RequestAction.PAUSE, Order.PAUSE), (2, RequestAction.RESUME, Order.GO)):
         daemon = daemon_of(place)
         run = daemon._next_run()
@@ -417,25 +409,21 @@ def test_order_reaches_run_and_next_life(place):
         again._let_go()
 
 
-def test_forged_request_ends_nothing(place, caplog):
+def test_forged_request_ends_nothing(daemon, caplog):
     """A forged request is logged and ends nothing."""
-    daemon = daemon_of(place)
     daemon._handle(Message("shoal/v1/reef/o/request", b"junk"), None)
     assert told(caplog) == ["refused"]
 
 
-def test_later_optional_kind_is_skipped(place, caplog):
+def test_later_optional_kind_is_skipped(daemon, caplog):
     """An optional kind of a later version is skipped."""
-    daemon = daemon_of(place)
     for topic in ("o/request", "o/roster", "d/dev-1/state"):
         daemon._handle(Message(f"shoal/v1/reef/{topic}", forge(kind=200)), None)
     assert told(caplog) == []
 
 
-def test_failing_disk_ends_the_daemon(place, monkeypatch):
+def test_failing_disk_ends_the_daemon(place, daemon, plan, monkeypatch):
     """The request is durable and answered; the service's own error is no answer."""
-    plan = place.sign()
-    daemon = daemon_of(place)
     run = daemon._next_run()
     service = daemon._begin(run, daemon._runs.package(run), None)
 
@@ -449,10 +437,9 @@ def test_failing_disk_ends_the_daemon(place, monkeypatch):
     daemon._let_go()
 
 
-def test_too_many_comparisons_pass_over(place, tmp_path, caplog, monkeypatch):
+def test_too_many_comparisons_pass_over(place, daemon, tmp_path, caplog, monkeypatch):
     """A run whose workers would compare too many updates is passed over."""
     plan = place.sign_for_workers(tmp_path)
-    daemon = daemon_of(place)
     assert daemon._next_run().plan == plan
     monkeypatch.setattr("aggregator.strategies.registry.MOST_COMPARED", 0)
     for _ in range(3):

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from aggregator import doctor
 from aggregator.config import AggregatorConfig
 from aggregator.doctor import diagnose
@@ -12,7 +10,6 @@ from aggregator.status.record import FleetStatus, Problem
 from aggregator.storage.backup import restore, save
 from aggregator.storage.store import DATABASE
 from shoal.version import VERSION
-from tests.helpers.run_places import RunPlace
 
 STATUS = FleetStatus(
     fleet="reef",
@@ -28,11 +25,6 @@ STATUS = FleetStatus(
 
 def device(name, reason="", online=True, version=VERSION):
     return DeviceStatus(name=name, online=online, version=version, reason=reason)
-
-
-@pytest.fixture
-def place(tmp_path):
-    return RunPlace(tmp_path)
 
 
 def checks(place):

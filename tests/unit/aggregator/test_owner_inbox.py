@@ -20,11 +20,6 @@ ROSTER, OWN_KEYS = TOPICS.at(TopicKind.OWNER_ROSTER), TOPICS.keys("aggregator")
 
 
 @pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, "dev-1")
-
-
-@pytest.fixture
 def inbox(parties):
     return OwnerInbox(parties.server)
 

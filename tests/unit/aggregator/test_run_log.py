@@ -17,6 +17,11 @@ def everything(caplog):
     caplog.set_level(logging.INFO, "shoal.aggregator")
 
 
+@pytest.fixture
+def lines():
+    return RunLog(run_plan())
+
+
 def test_same_line_after_doubling_pauses(caplog):
     """The same line comes after pauses that double."""
     _, state = opened()
@@ -30,9 +35,8 @@ def test_same_line_after_doubling_pauses(caplog):
     assert MOST_PAUSE_S == 60
 
 
-def test_another_line_comes_at_once(caplog):
+def test_another_line_comes_at_once(caplog, lines):
     engine, state = opened()
-    lines = RunLog(run_plan())
     for second in range(100):
         lines.waiting(state, second)
     state, _ = give(engine, state, "dev-1")
@@ -43,19 +47,17 @@ def test_another_line_comes_at_once(caplog):
     assert record.getMessage().startswith("round 1: 1 of 5")
 
 
-def test_new_round_says_nothing_yet(caplog):
+def test_new_round_says_nothing_yet(caplog, lines):
     """A round that has just opened says nothing yet."""
     _, state = opened()
-    lines = RunLog(run_plan())
     for second in range(50):
         lines.opened(second)
         lines.waiting(state, second + 2.9)
     assert not caplog.records
 
 
-def test_line_lasts_until_the_run_goes_on():
+def test_line_lasts_until_the_run_goes_on(lines):
     engine, state = opened()
-    lines = RunLog(run_plan())
     lines.opened(0)
     for second in range(100):
         lines.waiting(state, second)
@@ -75,9 +77,8 @@ def warned(caplog):
     return [r.kv for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_out_of_step_is_told_once(caplog):
+def test_out_of_step_is_told_once(caplog, lines):
     """A device out of step is named when it falls out and not again while it stays."""
-    lines = RunLog(run_plan())
     for round_, apart in enumerate([{"dev-1": 0}, {"dev-1": 0}, {}, {"dev-1": 3, "dev-2": 0}], 1):
         lines.closed(dataclasses.replace(closed(round_, {}), out_of_step=apart), 1.0, 10)
     assert [w["devices"] for w in warned(caplog)] == ["dev-1 (model 0)", "dev-1 (model 3), dev-2 (model 0)"]
@@ -88,9 +89,8 @@ def test_waiting_for_a_checkpoint_is_told():
     assert declined_by({"dev-1": "state"}) == "waits for a checkpoint: dev-1"
 
 
-def test_standstill_is_a_warning(caplog):
+def test_standstill_is_a_warning(caplog, lines):
     """A cluster that stands still is a warning with reason and hint and its end is none."""
-    lines = RunLog(run_plan())
     begun = {"round": 3, "kind": STANDS_STILL, "cluster": 1, "reason": "it has 2 devices", "hint": "add devices"}
     ended = {"round": 5, "kind": MOVES_AGAIN, "cluster": 1, "rounds": 4}
     for round_, events in ((3, (begun,)), (4, ()), (5, (ended,))):
@@ -116,9 +116,8 @@ def test_nobody_answers_says_where_to_look():
     assert waiting_for(state).startswith("round 1: 1 of 5")
 
 
-def test_each_limit_is_told_once(caplog):
+def test_each_limit_is_told_once(caplog, lines):
     """Each limit is told once for a device with what to do."""
-    lines = RunLog(run_plan())
     for round_ in range(1, 6):
         record = dataclasses.replace(closed(round_, {}), capped={"dev-1": 30.0}, refused_norm={"dev-2": 123.456})
         lines.closed(record, 1.0, 10)
@@ -171,11 +170,10 @@ def test_missing_since_it_went():
     assert lines.figures == {}
 
 
-def test_lost_connection_waits_for_broker():
+def test_lost_connection_waits_for_broker(lines):
     """It named the devices whose uploads could not arrive, and after the deadline said to start them again."""
     engine, state = opened()
     late, _ = engine.handle(state, DeadlinePassed(state.round))
-    lines = RunLog(run_plan())
     for second in range(10):
         lines.waiting(late, second, lost=True)
     assert (lines.line, lines.figures) == (BROKER_LOST, {})

@@ -14,12 +14,6 @@ from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import RUN_FILE, DeviceState, OwnModel
 from shoal.errors import StorageError
 from shoal.util.files import exclusive
-from tests.helpers.parties import Parties
-
-
-@pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, "dev-1")
 
 
 @pytest.fixture

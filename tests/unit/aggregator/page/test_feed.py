@@ -9,14 +9,7 @@ import pytest
 from aggregator.page import feed as feed_module
 from aggregator.storage.records import BLOCK_ROUNDS
 from aggregator.storage.store import DATABASE, Store
-from tests.helpers.pages import PagePlace, names, record
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
-    with PagePlace(tmp_path, names(4)) as made:
-        yield made
+from tests.helpers.pages import record
 
 
 def test_no_snapshot_before_the_first_facts(place):

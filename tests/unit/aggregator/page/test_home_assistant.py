@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from aggregator.page import feed as feed_module
 from aggregator.page.home_assistant import REPEAT_S, SENSORS, HomeAssistant
 from shoal.errors import ConfigError
-from tests.helpers.pages import PagePlace, names
 
 
 class Sent:
@@ -19,13 +17,6 @@ class Sent:
     def publish(self, topic, payload, *, retain=False, qos=1):
         assert qos == int(retain)
         self.messages.append((topic, json.loads(payload), retain))
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
-    with PagePlace(tmp_path, names(4)) as made:
-        yield made
 
 
 def test_sensors_are_announced_once(place):

@@ -13,13 +13,6 @@ from tests.helpers.pages import NOW_S, PagePlace, names
 from tests.helpers.trees import ROOT
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(feed_module, "UPDATE_S", 0.0)
-    with PagePlace(tmp_path, names(4)) as made:
-        yield made
-
-
 def families(place):
     return {f.name: f for f in text_string_to_metric_families(place.metrics.text().decode())}
 

@@ -11,12 +11,6 @@ from aggregator.storage import signed_runs as run_files
 from aggregator.storage.signed_runs import RunFiles
 from aggregator.storage.store import DATABASE, Store
 from shoal.errors import ConfigError, UntrustedError, WireError
-from tests.helpers.run_places import RunPlace
-
-
-@pytest.fixture
-def place(tmp_path):
-    return RunPlace(tmp_path)
 
 
 @pytest.fixture

@@ -51,6 +51,11 @@ def open_store(folder):
         store.close()
 
 
+@pytest.fixture
+def store(open_store):
+    return open_store()
+
+
 def upload(device, round_=1):
     engine = engine_of(RUN)
     state = resumed(engine, DEVICES, round_)
@@ -63,9 +68,8 @@ def append(store, *devices, round_=1):
         append_upload(store, header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
 
 
-def test_committed_comes_back_as_it_was(open_store):
+def test_committed_comes_back_as_it_was(open_store, store):
     """What was committed comes back as it was."""
-    store = open_store()
     append(store, "dev-2", "dev-1")
     given = store.commit()
     assert [c.device for c in given] == ["dev-2", "dev-1"]
@@ -78,17 +82,15 @@ def test_committed_comes_back_as_it_was(open_store):
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
 
 
-def test_uploads_are_in_order_of_device(open_store):
+def test_uploads_are_in_order_of_device(store):
     """Uploads come back in order of device."""
-    store = open_store()
     append(store, "dev-3", "dev-1", "dev-2")
     store.commit()
     assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
     assert store.uploads(2) == []
 
 
-def test_nothing_is_there_before_the_commit(open_store):
-    store = open_store()
+def test_nothing_is_there_before_the_commit(open_store, store):
     append(store, "dev-1")
     assert open_store().uploads(1) == []
     store.commit()
@@ -96,9 +98,8 @@ def test_nothing_is_there_before_the_commit(open_store):
     assert store.commit() == []
 
 
-def test_a_torn_tail_is_written_over(open_store, folder):
+def test_a_torn_tail_is_written_over(open_store, store, folder):
     """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
-    store = open_store()
     append(store, "dev-1")
     store.commit()
     append(store, "dev-2")
@@ -120,8 +121,7 @@ def test_a_torn_tail_is_written_over(open_store, folder):
 
 
 @pytest.mark.parametrize("at", [0, 4 * D - 1, 4 * D + 7])
-def test_an_altered_vector_is_refused(open_store, folder, at):
-    store = open_store()
+def test_an_altered_vector_is_refused(store, folder, at):
     append(store, "dev-1", "dev-2")
     store.commit()
     file = folder / "updates" / "000001.f32"
@@ -133,9 +133,8 @@ def test_an_altered_vector_is_refused(open_store, folder, at):
         store.uploads(1)
 
 
-def test_report_without_vector_is_empty(open_store, folder):
+def test_report_without_vector_is_empty(store, folder):
     """A report without a vector takes no bytes."""
-    store = open_store()
     header, _ = upload("dev-1")
     header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
     append_upload(store, header, memoryview(b""), 0.0, digest_of(header, b""))
@@ -146,9 +145,8 @@ def test_report_without_vector_is_empty(open_store, folder):
     assert (again.correct, again.tested, again.margins) == (2, 5, (0.0, 0.25))
 
 
-def test_same_upload_has_one_row(open_store):
+def test_same_upload_has_one_row(store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
-    store = open_store()
     append(store, "dev-1")
     store.commit()
     append(store, "dev-1")
@@ -170,8 +168,7 @@ def test_the_seed_of_nonces_is_drawn_once(open_store):
     assert len(open_store().seed) == 16
 
 
-def test_everything_is_private(open_store, folder):
-    store = open_store()
+def test_everything_is_private(store, folder):
     append(store, "dev-1")
     store.commit()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
@@ -202,9 +199,8 @@ def test_there_is_no_snapshot_before_first(open_store):
     assert open_store().restore() is None
 
 
-def test_altered_vector_is_noticed(open_store, folder):
+def test_altered_vector_is_noticed(store, folder):
     """An altered or missing vector is noticed."""
-    store = open_store()
     store.snapshot(2, DEVICES, Encoded({}, {"mean": VECTORS["dev-1"]}), METADATA)
     (file,) = (folder / "vectors").iterdir()
     raw = bytearray(file.read_bytes())
@@ -234,9 +230,8 @@ def test_checkpoints_go_with_their_states(open_store, folder):
     assert list(vectors.iterdir()) == []
 
 
-def test_digests_outlast_their_files(open_store):
+def test_digests_outlast_their_files(store):
     """The digests of a rounds uploads stay when their files are erased."""
-    store = open_store()
     append(store, "dev-2", "dev-1")
     store.commit()
     digests = {c.device: (c.phase, c.digest) for c in store.uploads(1)}
@@ -245,9 +240,8 @@ def test_digests_outlast_their_files(open_store):
     assert store.received(2) == {}
 
 
-def test_what_nothing_needs_is_swept(open_store, folder):
+def test_what_nothing_needs_is_swept(store, folder):
     """Superseded vectors go, and so do the updates of closed rounds; their disk blocks serve the next ones."""
-    store = open_store()
     for round_, device in enumerate(DEVICES, 1):
         append(store, *DEVICES, round_=round_)
         store.commit()
@@ -258,8 +252,7 @@ def test_what_nothing_needs_is_swept(open_store, folder):
         assert vector.read_bytes() == VECTORS[device].tobytes()
 
 
-def test_updates_of_the_open_round_stay(open_store, folder):
-    store = open_store()
+def test_updates_of_the_open_round_stay(store, folder):
     for round_ in (1, 2, 3):
         append(store, *DEVICES, round_=round_)
     store.commit()
@@ -270,9 +263,8 @@ def test_updates_of_the_open_round_stay(open_store, folder):
     assert [c.device for c in store.uploads(3)] == list(DEVICES)
 
 
-def test_end_of_a_run_erases_every_update(open_store, folder):
+def test_end_of_a_run_erases_every_update(store, folder):
     """Those of the last round and the spares; records stay."""
-    store = open_store()
     for round_ in (1, 2):
         append(store, *DEVICES, round_=round_)
     store.commit()
@@ -283,9 +275,8 @@ def test_end_of_a_run_erases_every_update(open_store, folder):
     assert store.records() == [{"round": 1}]
 
 
-def test_swept_round_closes_its_file(open_store, folder):
+def test_swept_round_closes_its_file(store, folder):
     """A swept round does not keep its file open."""
-    store = open_store()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for round_ in range(1, 8):
         append(store, "dev-1", round_=round_)
@@ -294,9 +285,8 @@ def test_swept_round_closes_its_file(open_store, folder):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
-def test_last_record_of_a_round_counts(open_store, folder):
+def test_last_record_of_a_round_counts(store, folder):
     """Records come back in order and the last word counts."""
-    store = open_store()
     assert read_records(folder) == []
     for round_, loss in ((2, 0.5), (1, 0.9), (2, 0.4)):
         store.record(round_, {"round": round_, "loss": loss})
@@ -314,9 +304,8 @@ def test_missing_run_has_no_records(tmp_path):
     assert read_records(tmp_path) == []
 
 
-def test_open_files_do_not_grow_with_uploads(open_store):
+def test_open_files_do_not_grow_with_uploads(store):
     """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
-    store = open_store()
     header, body = upload("dev-1")
     append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
     store.commit()

@@ -50,9 +50,13 @@ class World:
         return self.rounds.step(self.answer, present)
 
 
-def test_round_is_a_step_of_k_means():
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_round_is_a_step_of_k_means(world):
     """Each round is one step of k means on the trained models."""
-    world = World()
     for _ in range(4):
         centres = [world.theta(j) for j in range(2)]
         before = dict(world.rounds.state.clusters)
@@ -69,8 +73,7 @@ def test_round_is_a_step_of_k_means():
             )
 
 
-def test_the_groups_are_found():
-    world = World()
+def test_the_groups_are_found(world):
     for _ in range(5):
         clusters = world.step().clusters
     assert len({clusters[d] for d in DEVICES[::2]}) == len({clusters[d] for d in DEVICES[1::2]}) == 1
@@ -87,9 +90,8 @@ def test_first_assignment_is_random_and_even():
     assert len(seen) > 3
 
 
-def test_centre_is_mean_of_starting_models():
+def test_centre_is_mean_of_starting_models(world):
     """Weights of a recipe add up to 1, and no vector outlives the round."""
-    world = World()
     mixed = []
     for _ in range(4):
         world.step()
@@ -113,9 +115,8 @@ def test_mixed_centre_is_left_out():
     assert kinds == {(1, True), (2, False)}
 
 
-def test_absent_device_keeps_its_centre():
+def test_absent_device_keeps_its_centre(world):
     """Whoever is away keeps its centre and an empty centre its model."""
-    world = World()
     world.step()
     clusters = dict(world.rounds.state.clusters)
     away = {d for d, j in clusters.items() if j == 1}
@@ -132,17 +133,15 @@ def test_a_centre_of_too_few_keeps_its_model():
     assert world.rounds.state.slots == (ClusterModel(), ClusterModel())
 
 
-def test_newcomers_are_assigned_at_once():
+def test_newcomers_are_assigned_at_once(world):
     """Newcomers are assigned when they come."""
-    world = World()
     world.step(DEVICES[:6])
     state, plan = world.rounds.strategy.plan(world.rounds.state, 2, (*DEVICES, "dev-9"))
     assert plan.assignments["dev-9"].candidates == (state.clusters["dev-9"],)
 
 
-def test_unknown_device_takes_least_loss():
+def test_unknown_device_takes_least_loss(world):
     """In the end an unknown device takes the model of least loss."""
-    world = World()
     world.step()
     plan = world.rounds.strategy.final(world.rounds.state, 21, ("dev-0", "stranger"))
     assert plan.assignments["stranger"].candidates == (0, 1)

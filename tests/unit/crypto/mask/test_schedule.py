@@ -39,6 +39,16 @@ def secrets_of(keys: RoundKeys) -> set[bytes]:
     return {keys.mask.reveal(), keys.content}
 
 
+@pytest.fixture
+def key():
+    return version()
+
+
+@pytest.fixture
+def steps():
+    return chain()
+
+
 def test_keys_match_the_known_answers() -> None:
     """Secrets, content keys and digest keys of two runs are those that an independent implementation computed."""
     known = VECTORS["schedule"]
@@ -85,8 +95,7 @@ def test_two_runs_of_one_id_differ() -> None:
     assert not secrets_of(chain().take()) & secrets_of(chain(run=2).take())
 
 
-def test_a_chain_hands_out_each_round_once() -> None:
-    steps = chain()
+def test_a_chain_hands_out_each_round_once(steps: RunChain) -> None:
     assert [steps.take().round for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
@@ -107,9 +116,8 @@ def test_no_two_rounds_share_a_key(gaps: list[int]) -> None:
     assert [secrets_of(keys) for keys in taken] == [EVERY[keys.round - 1] for keys in taken]
 
 
-def test_stolen_chain_opens_no_earlier_round() -> None:
+def test_stolen_chain_opens_no_earlier_round(steps: RunChain) -> None:
     """From the secret of round 8 every later key follows, and none of the rounds before."""
-    steps = chain()
     before = set().union(*(secrets_of(steps.take()) for _ in range(7)))
     stolen = RunChain("reef", RUN, 3, steps.next_round, steps.reveal())
     later = set().union(*(secrets_of(stolen.take()) for _ in range(20)))
@@ -119,8 +127,7 @@ def test_stolen_chain_opens_no_earlier_round() -> None:
         stolen.skip_to(3)
 
 
-def test_stolen_version_opens_no_earlier_run() -> None:
-    key = version()
+def test_stolen_version_opens_no_earlier_run(key: VersionKey) -> None:
     earlier = secrets_of(key.begin_run(b"a", 1).take())
     thief = VersionKey("reef", 3, key.reveal(), key.next_run)
     assert not earlier & secrets_of(thief.begin_run(b"a", 1).take())
@@ -151,8 +158,7 @@ def test_secret_and_first_round_change_all(other: RunChain) -> None:
     assert not secrets_of(steps.take()) & secrets_of(other.take())
 
 
-def test_a_chain_goes_on_after_a_restart() -> None:
-    steps = chain()
+def test_a_chain_goes_on_after_a_restart(steps: RunChain) -> None:
     steps.take()
     again = RunChain(steps.fleet, steps.run_id, steps.key_version, steps.next_round, steps.reveal())
     assert secrets_of(again.take()) == secrets_of(steps.take())
@@ -170,17 +176,15 @@ def test_past_and_far_rounds_are_refused(round_: int) -> None:
 
 
 @pytest.mark.parametrize("run_id", [b"", bytes(65)])
-def test_run_id_of_a_wrong_length_is_refused(run_id: bytes) -> None:
-    key = version()
+def test_run_id_of_a_wrong_length_is_refused(run_id: bytes, key: VersionKey) -> None:
     with pytest.raises(UsageError):
         key.begin_run(run_id, 1)
     assert (key.next_run, key.reveal()) == (1, SECRET)
 
 
 @pytest.mark.parametrize("run", [0, 2, 4 + limits.MAX_SKIPPED_ROUNDS])
-def test_past_and_far_runs_are_refused(run: int) -> None:
+def test_past_and_far_runs_are_refused(run: int, key: VersionKey) -> None:
     """Runs that are past or too far ahead are refused."""
-    key = version()
     key.skip_to_run(3)
     before = key.reveal()
     with pytest.raises(IntegrityError, match=f"run {run} of key version 3 can't be derived from those of run 3"):
@@ -201,18 +205,16 @@ def test_two_drawn_versions_differ() -> None:
     assert VersionKey.draw("reef", 1).reveal() != VersionKey.draw("reef", 1).reveal()
 
 
-def test_the_mask_names_version_and_round() -> None:
+def test_the_mask_names_version_and_round(steps: RunChain) -> None:
     """Masks of two rounds have different key ids and different permutations."""
-    steps = chain()
     segments = (Segment("cluster", 50),)
     keys = [derive(k.mask, k.context(bytes(32), "permutation", segments)) for k in (steps.take(), steps.take())]
     assert [(k.context.key_version, k.context.round) for k in keys] == [(3, 1), (3, 2)]
     assert keys[0].key_id != keys[1].key_id
 
 
-def test_digests_tell_states_apart() -> None:
+def test_digests_tell_states_apart(steps: RunChain) -> None:
     """Model, round and single bits count, also the sign of a zero; the memory layout does not."""
-    steps = chain()
     keys, later = steps.take(), steps.take()
     theta = np.array([0.0, 1.5, -2.0], np.float32)
     digests = {
@@ -226,8 +228,7 @@ def test_digests_tell_states_apart() -> None:
     assert keys.state_digest(0, theta.copy()) == keys.state_digest(0, theta)
 
 
-def test_nothing_shows_a_secret() -> None:
-    key = version()
+def test_nothing_shows_a_secret(key: VersionKey) -> None:
     steps = key.begin_run(RUN, 1)
     keys = steps.take()
     for secret, thing in ((key.reveal(), key), (steps.reveal(), steps), (keys.content, keys)):
@@ -257,8 +258,7 @@ def test_digest_is_keyed_for_its_model() -> None:
     assert first.digest_key not in secrets_of(first)
 
 
-def test_run_of_plan_is_found_by_its_number() -> None:
-    key = version()
+def test_run_of_plan_is_found_by_its_number(key: VersionKey) -> None:
     plan = run_plan(run=4, run_id=RUN)
     assert secrets_of(key.begin_run_of(plan).take()) == secrets_of(chain(first_round=0, run=4).take())
     assert key.next_run == 5

@@ -33,6 +33,11 @@ def to_member(**changes):
     return seal_to_member(f["identity"], f["recipient"], f["head"], f["message"], f["body"])
 
 
+@pytest.fixture
+def data():
+    return to_member()
+
+
 def open_it(data, identity=BOB, key=ALICE.member.sign_key, head=None):
     found, at = read_head(data)
     return tuple(bytes(part) for part in open_from_member(identity, data, head or found, at, key))
@@ -50,8 +55,7 @@ def refused(action):
     return caught.value
 
 
-def test_the_member_reads_what_was_sealed():
-    data = to_member()
+def test_the_member_reads_what_was_sealed(data):
     assert read_head(data)[0] == HEAD
     assert open_it(data) == (MESSAGE, BODY)
     assert open_it(memoryview(bytearray(data))) == (MESSAGE, BODY)
@@ -65,8 +69,7 @@ def test_parts_may_be_empty_or_large(message, body):
     assert open_it(to_member(message=message, body=body)) == (message, body)
 
 
-def test_nothing_of_content_is_in_the_clear():
-    data = to_member()
+def test_nothing_of_content_is_in_the_clear(data):
     assert MESSAGE not in data
     assert b"vector" not in data
 
@@ -75,9 +78,8 @@ def test_two_seals_of_the_same_differ():
     assert to_member() != to_member()
 
 
-def test_an_altered_byte_anywhere_is_refused():
+def test_an_altered_byte_anywhere_is_refused(data):
     """Magic, head, encapsulated key, ciphertext, tag, signature: no byte may change, and no change says which it was."""
-    data = to_member()
     seen = set()
     for at in range(len(data)):
         broken = bytearray(data)
@@ -88,9 +90,8 @@ def test_an_altered_byte_anywhere_is_refused():
     assert seen == {(SealError, REFUSED, "")}
 
 
-def test_cuts_and_extensions_are_refused():
+def test_cuts_and_extensions_are_refused(data):
     """Every cut and every extension is refused."""
-    data = to_member()
     for length in range(len(data)):
         refused(lambda length=length: open_it(data[:length]))
     refused(lambda: open_it(data + b"\0"))
@@ -130,9 +131,8 @@ def test_every_refusal_is_same_to_outside(case):
     assert isinstance(caught.value, UntrustedError)
 
 
-def test_ciphertext_of_another_is_not_signed():
+def test_ciphertext_of_another_is_not_signed(data):
     """The head that names the sender is bound into the seal, so replacing the signature does not help."""
-    data = to_member()
     head, at = read_head(data)
     claimed = dataclasses.replace(HEAD, sender="eve")
     forged = to_member(identity=EVE, head=claimed)

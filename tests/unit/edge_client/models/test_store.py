@@ -42,6 +42,16 @@ def started(directory):
     return store
 
 
+@pytest.fixture
+def store(directory):
+    return started(directory)
+
+
+@pytest.fixture
+def states(store):
+    return store.load()[0]
+
+
 def close(store, round_):
     """Apply a step that trains model 0 and leaves model 1 as it is."""
     states, errors = store.load()
@@ -86,9 +96,8 @@ def test_without_a_run_there_is_no_store(directory):
     assert StateStore.open(directory) is None
 
 
-def test_all_comes_back_after_a_restart(directory):
+def test_all_comes_back_after_a_restart(directory, store):
     """States and keys come back after a restart."""
-    store = started(directory)
     after = close(store, 1)
     keys = take(store, 2)
     again = StateStore.open(directory)
@@ -101,9 +110,8 @@ def test_all_comes_back_after_a_restart(directory):
     assert (take(again, 2).round, take(again, 2).fleet, take(again, 2).key_version) == (2, FLEET, 1)
 
 
-def test_files_are_private_one_a_state(directory):
+def test_files_are_private_one_a_state(directory, store):
     """Files are private and only the states held have one."""
-    store = started(directory)
     for round_ in (1, 2, 3):
         close(store, round_)
     assert len(files(directory)) == 3
@@ -111,9 +119,8 @@ def test_files_are_private_one_a_state(directory):
     assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
 
 
-def test_unchanged_state_is_not_rewritten(directory):
+def test_unchanged_state_is_not_rewritten(store):
     """A state that did not change is not written again."""
-    store = started(directory)
     close(store, 1)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
@@ -121,10 +128,8 @@ def test_unchanged_state_is_not_rewritten(directory):
     assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
 
 
-def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
+def test_file_of_a_failed_commit_is_removed(directory, store, states, monkeypatch):
     """The file of a state whose commit failed is removed by the next one."""
-    store = started(directory)
-    states, _ = store.load()
     made = states.apply(step(1, recipe(0, 1, (0, 0), mean=1.0)), {0: MEAN}, take(store, 1))
     with monkeypatch.context() as patch:
         patch.setattr(store, "_write_index", lambda *_, **__: (_ for _ in ()).throw(ConfigError("the disk is full")))
@@ -136,10 +141,8 @@ def test_file_of_a_failed_commit_is_removed(directory, monkeypatch):
     assert same(StateStore.open(directory).load()[0], states)
 
 
-def test_long_states_rest_in_their_files(directory, monkeypatch):
+def test_long_states_rest_in_their_files(directory, store, states, monkeypatch):
     """A resting state takes no memory, and later states are made from it as before, also once its file is removed."""
-    store = started(directory)
-    states, _ = store.load()
     assert same(store.at_rest(states, ()), states)
     assert all(state.theta.flags.owndata for state in store.at_rest(states, ()).held.values())
     monkeypatch.setattr(module, "RESTING_FROM_BYTES", 1)
@@ -165,10 +168,8 @@ def test_new_run_removes_the_last_one(directory):
     assert not any(part in contents(directory) for part in parts)
 
 
-def test_transcript_outlives_a_restart(directory):
+def test_transcript_outlives_a_restart(directory, store, states):
     """The transcript comes back after a restart and a refused run stays refused."""
-    store = started(directory)
-    states, _ = store.load()
     store.commit(states, applied=0, transcript=Transcript(3, b"h" * 32))
     store.commit(states, applied=0)
     assert StateStore.open(directory).transcript == Transcript(3, b"h" * 32)
@@ -183,9 +184,8 @@ def test_transcript_outlives_a_restart(directory):
 # ---------------------------------------------------------------------------------------------------- keys
 
 
-def test_chain_is_durable_before_its_keys(directory):
+def test_chain_is_durable_before_its_keys(directory, store):
     """The step of the chain is on the disk before keys are returned; the sync of the upload makes the file's name durable."""
-    store = started(directory)
     with pytest.MonkeyPatch.context() as patch:
         log = CutAt(patch, 10**6).log
         take(store, 5)
@@ -196,9 +196,8 @@ def test_chain_is_durable_before_its_keys(directory):
     assert not again.has_keys(4)
 
 
-def test_peeked_keys_change_nothing(directory):
+def test_peeked_keys_change_nothing(directory, store):
     """Keys that are peeked at are those that are taken and change nothing on the disk."""
-    store = started(directory)
     before = contents(directory)
     peeked = store.peek(4)
     assert contents(directory) == before
@@ -208,10 +207,8 @@ def test_peeked_keys_change_nothing(directory):
         StateStore.open(directory).peek(3)
 
 
-def test_keys_are_derived_once(directory, monkeypatch):
+def test_keys_are_derived_once(store, states, monkeypatch):
     """Keys are derived once and taken as they were peeked at."""
-    store = started(directory)
-    states, _ = store.load()
     derived = []
     real = RunChain.take
     monkeypatch.setattr(RunChain, "take", lambda self: derived.append(self.next_round) or real(self))
@@ -224,10 +221,8 @@ def test_keys_are_derived_once(directory, monkeypatch):
     assert store.peek(3).key_version == 2, "none of the older version is left"
 
 
-def test_commit_takes_the_open_rounds_keys(directory):
+def test_commit_takes_the_open_rounds_keys(directory, store, states):
     """A commit takes the keys of the open round in the same write."""
-    store = started(directory)
-    states, _ = store.load()
     keys = store.peek(4)
     store.commit(states, applied=3, taking=(4,))
     opened = StateStore.open(directory)
@@ -238,10 +233,8 @@ def test_commit_takes_the_open_rounds_keys(directory):
     assert StateStore.open(directory).pending.keys() == {4}, "announced again"
 
 
-def test_every_second_round_is_stored(directory):
+def test_every_second_round_is_stored(directory, store, states):
     """A device goes on without a write only from the round before, and only with the keys of this round."""
-    store = started(directory)
-    states, _ = store.load()
 
     def saw(round_):
         return store.saw(Transcript(round_, bytes([round_]) * 32))
@@ -261,8 +254,7 @@ def test_every_second_round_is_stored(directory):
     assert not saw(5), "its keys are those of a newer version"
 
 
-def test_skipped_rounds_can_not_be_taken(directory):
-    store = started(directory)
+def test_skipped_rounds_can_not_be_taken(store):
     take(store, 5)
     for round_ in (2, 3, 4):
         assert not store.has_keys(round_)
@@ -271,9 +263,8 @@ def test_skipped_rounds_can_not_be_taken(directory):
     assert take(store, 6).content == expected_keys(6).content
 
 
-def test_keys_go_with_their_rounds_step(directory):
+def test_keys_go_with_their_rounds_step(directory, store):
     """Keys are erased with the step of their round."""
-    store = started(directory)
     secrets = []
     for round_ in (1, 2, 3):
         keys = take(store, round_)
@@ -286,9 +277,8 @@ def test_keys_go_with_their_rounds_step(directory):
         take(store, 2)
 
 
-def test_keys_that_wait_for_checkpoint_stay(directory):
+def test_keys_that_wait_for_checkpoint_stay(directory, store):
     """Keys of rounds that wait for a checkpoint stay."""
-    store = started(directory)
     for round_ in (1, 2, 3):
         take(store, round_)
     states, _ = store.load()
@@ -299,9 +289,8 @@ def test_keys_that_wait_for_checkpoint_stay(directory):
     assert not StateStore.open(directory).has_keys(2)
 
 
-def test_keys_of_missed_rounds_are_erased(directory):
+def test_keys_of_missed_rounds_are_erased(directory, store):
     """It was away from round 2 on; only round 4 waits for a checkpoint."""
-    store = started(directory)
     take(store, 1)
     states, _ = store.load()
     store.commit(states, applied=5, waiting={4})
@@ -311,9 +300,8 @@ def test_keys_of_missed_rounds_are_erased(directory):
         assert take(opened, 6).content == expected_keys(6).content
 
 
-def test_newer_version_keeps_pending_rounds(directory):
+def test_newer_version_keeps_pending_rounds(directory, store):
     """A newer key version replaces the chain and keeps pending rounds."""
-    store = started(directory)
     take(store, 4)
     store.renew(chain(2, first_round=5))
     again = StateStore.open(directory)
@@ -325,9 +313,8 @@ def test_newer_version_keeps_pending_rounds(directory):
     assert take(again, 6).content == newcomer.take().content
 
 
-def test_early_keys_give_way_to_new_version(directory):
+def test_early_keys_give_way_to_new_version(directory, store):
     """Keys that were taken ahead of time give way to a newer version."""
-    store = started(directory)
     for round_ in (3, 4, 5):
         take(store, round_)
     store.renew(chain(2, first_round=4))
@@ -337,9 +324,8 @@ def test_early_keys_give_way_to_new_version(directory):
     assert [take(again, r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
 
 
-def test_late_version_keeps_retained_keys(directory):
+def test_late_version_keeps_retained_keys(directory, store):
     """It was away in rounds 2 to 5; the newer version begins with round 5."""
-    store = started(directory)
     store.renew(chain(2, first_round=5))
     again = StateStore.open(directory)
     assert [again.has_keys(round_) for round_ in range(2, 6)] == [False, True, True, True]
@@ -348,9 +334,8 @@ def test_late_version_keeps_retained_keys(directory):
     assert take(again, 5).content == newcomer.take().content
 
 
-def test_announced_steps_keys_stay(directory):
+def test_announced_steps_keys_stay(directory, store):
     """Its round is long before those that are kept anyway."""
-    store = started(directory)
     store.renew(chain(2, first_round=2), 9, [2, 4])
     again = StateStore.open(directory)
     assert sorted(again.pending) == [1, 2, 4, 7, 8]
@@ -358,9 +343,8 @@ def test_announced_steps_keys_stay(directory):
     assert again.keys_under(4, 2).key_version == 2
 
 
-def test_foreign_chain_is_refused(directory):
+def test_foreign_chain_is_refused(directory, store):
     """A chain that does not continue the run is refused."""
-    store = started(directory)
     take(store, 4)
     for wrong in (chain(1, first_round=5), chain(2, run_id=b"x" * 16, first_round=5)):
         with pytest.raises(IntegrityError, match="does not continue version 1"):
@@ -482,8 +466,7 @@ def test_readable_index_is_refused(directory):
         StateStore.open(directory)
 
 
-def test_secrets_are_not_printed(directory):
-    store = started(directory)
+def test_secrets_are_not_printed(directory, store):
     keys = take(store, 2)
     index = stored_index(directory)
     for secret in (index.chain, keys.content, keys.mask.reveal()):
@@ -573,9 +556,8 @@ def test_cut_in_first_start_or_renewal(tmp_path):
     assert again.key_version == 2
 
 
-def test_states_are_written_before_the_index(directory):
+def test_states_are_written_before_the_index(store):
     """New states are on the disk before the index names them and old ones go afterwards."""
-    store = started(directory)
     close(store, 1)
     take(store, 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -601,9 +583,8 @@ def test_index_without_certificate_is_read(directory):
     assert stored_certificate(directory / FOLDER).statements == ()
 
 
-def test_full_disk_leaves_all_as_it_was(directory, monkeypatch):
+def test_full_disk_leaves_all_as_it_was(store, monkeypatch):
     """A full disk leaves keys and states as they were."""
-    store = started(directory)
     before = close(store, 1)
 
     def full(*_):
@@ -630,8 +611,7 @@ def test_any_layout_is_stored_as_it_is(directory):
     assert not states.newest(0).theta.flags.writeable
 
 
-def test_chain_on_disk_is_chain_in_memory(directory):
-    store = started(directory)
+def test_chain_on_disk_is_chain_in_memory(directory, store):
     take(store, 3)
     index = stored_index(directory)
     restored = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)

@@ -9,7 +9,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.messages import Decline, DeclineReason, Reminder, Sealed
 from shoal.protocol.reassembly import Reassembler
 from tests.helpers.announced import announcement
-from tests.helpers.parties import TOPICS, Line, Parties
+from tests.helpers.parties import TOPICS, Parties
 
 RUN_ID, TRANSFER, DIGEST = b"r" * 16, b"t" * 16, b"d" * 32
 
@@ -17,11 +17,6 @@ RUN_ID, TRANSFER, DIGEST = b"r" * 16, b"t" * 16, b"d" * 32
 @pytest.fixture
 def parties(tmp_path):
     return Parties(tmp_path, "dev-1", "dev-2")
-
-
-@pytest.fixture
-def line():
-    return Line()
 
 
 @pytest.fixture

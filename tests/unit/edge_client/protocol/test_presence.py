@@ -14,7 +14,7 @@ from shoal.protocol.messages import Presence, Sealed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.states import TranscriptHead
 from shoal.version import VERSION
-from tests.helpers.parties import TOPICS, Line, Parties
+from tests.helpers.parties import TOPICS
 from tests.helpers.sessions import FACTS, GROUP, new_runtime
 
 BIRTH = 1_795_000_000_000_000_000
@@ -27,18 +27,8 @@ def at(now_s, **changes):
 
 
 @pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, "dev-1")
-
-
-@pytest.fixture
 def member(parties):
     return parties.members["dev-1"]
-
-
-@pytest.fixture
-def line():
-    return Line()
 
 
 def opened(member, chunk, group=None):

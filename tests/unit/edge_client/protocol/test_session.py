@@ -64,12 +64,16 @@ def sending(**changes):
     return driver
 
 
+@pytest.fixture
+def driver():
+    return Driver()
+
+
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def test_begins_with_the_run_of_before():
+def test_begins_with_the_run_of_before(driver):
     """It begins with subscriptions and the run of before."""
-    driver = Driver()
     done = driver.go(driver.session.started(driver.facts))
     kinds = [action.kind for action in done if isinstance(action, io.Subscribe)]
     assert kinds == [
@@ -99,9 +103,8 @@ def test_expired_roster_resumes_no_run():
     assert tuple(done[-3:]) == AGAIN
 
 
-def test_announcement_waits_for_its_package():
+def test_announcement_waits_for_its_package(driver):
     """An announcement without its run waits for the package."""
-    driver = Driver()
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == ()
     assert driver.session.missing == (io.Resubscribe(TopicKind.PLAN),)
     driver.tick(0.0)
@@ -115,24 +118,21 @@ def test_announcement_waits_for_its_package():
     assert driver.session.waiting is None
 
 
-def test_larger_package_awaits_its_size():
+def test_larger_package_awaits_its_size(driver):
     """A package that is larger than expected is asked for once its size is announced."""
-    driver = Driver()
     large = dataclasses.replace(ANNOUNCED, package_bytes=limits.FIRST_PACKAGE_BYTES + 1)
     assert driver.hear(channels.ANNOUNCEMENT, large) == (io.Resubscribe(TopicKind.PLAN),)
     assert driver.session.sizes.most_package == limits.FIRST_PACKAGE_BYTES + 1
 
 
-def test_refused_run_is_declined():
+def test_refused_run_is_declined(driver):
     """A run that is refused is declined when it is announced."""
-    driver = Driver()
     driver.tell(io.RunRefused(PLAN.run_id, DeclineReason.DATA))
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.SendDecline(ANNOUNCED, DeclineReason.DATA),)
 
 
-def test_late_device_fetches_a_checkpoint():
+def test_late_device_fetches_a_checkpoint(driver):
     """A device that begins late fetches a checkpoint."""
-    driver = Driver()
     driver.tell(io.RunNeedsCheckpoint(PLAN))
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.LocateCheckpoint(ANNOUNCED),)
     driver.tell(io.CheckpointLocated(ANNOUNCED, ("b", "a")))
@@ -141,8 +141,7 @@ def test_late_device_fetches_a_checkpoint():
     assert driver.hear(channels.CHECKPOINT, model) == (io.BeginWithCheckpoint(model),)
 
 
-def test_without_checkpoint_yet_it_declines():
-    driver = Driver()
+def test_without_checkpoint_yet_it_declines(driver):
     driver.tell(io.RunNeedsCheckpoint(PLAN))
     driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
     driver.tell(io.CheckpointLocated(ANNOUNCED, ()))
@@ -342,9 +341,8 @@ def test_failing_disk_waits_but_not_long():
 # --------------------------------------------------------------------------------------------------------- the summary
 
 
-def test_summary_says_what_is_waited_for():
+def test_summary_says_what_is_waited_for(driver):
     """The summary says what a stuck device waits for in plain values."""
-    driver = Driver()
     driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
     told = driver.session.summary()
     assert json.loads(json.dumps(told)) == told

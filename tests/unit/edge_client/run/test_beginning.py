@@ -36,6 +36,11 @@ def scene(tmp_path):
     return Scene(tmp_path, "dev-1", "dev-2")
 
 
+@pytest.fixture
+def member(scene):
+    return scene.parties.members["dev-1"]
+
+
 def again(member):
     """Return the membership of a device that was restarted."""
     return DeviceMembership(member.directory)
@@ -67,9 +72,8 @@ def test_two_devices_begin_alike(scene):
     assert begun[0].chain.next_round == 1, "round 0 sealed the package"
 
 
-def test_package_is_not_owners_is_refused(scene):
+def test_package_is_not_owners_is_refused(scene, member):
     """A package that is not the owners is refused."""
-    member = scene.parties.members["dev-1"]
     parts = decode(scene.package, RunPackage)
     forged = dataclasses.replace(parts, plan=sign_document(member.identity, scene.plan))
     with pytest.raises(UntrustedError):
@@ -83,9 +87,8 @@ def test_package_is_not_owners_is_refused(scene):
         open_run(encode(dataclasses.replace(parts, task=parts.origins)), member)
 
 
-def test_restarted_run_keeps_package_shut(scene):
+def test_restarted_run_keeps_package_shut(scene, member):
     """A run continues after a restart and its package can't be opened again."""
-    member = scene.parties.members["dev-1"]
     keep(scene, member)
     files = DeviceState(member.directory)
     run, models = resume_run(files.load_run(), again(member), ReplayWatermark())
@@ -97,9 +100,8 @@ def test_restarted_run_keeps_package_shut(scene):
         open_run(scene.package, again(member))
 
 
-def test_power_cut_leaves_a_usable_run(scene, tmp_path):
+def test_power_cut_leaves_a_usable_run(scene, member, tmp_path):
     """The version's secret is stepped last, so until then the package can be opened again."""
-    member = scene.parties.members["dev-1"]
     pristine = shutil.copytree(member.directory, tmp_path / "pristine")
     done, left = False, 0
     while not done:
@@ -120,9 +122,8 @@ def test_power_cut_leaves_a_usable_run(scene, tmp_path):
     assert left > 8
 
 
-def test_other_runs_states_are_not_continued(scene, tmp_path):
+def test_other_runs_states_are_not_continued(scene, member, tmp_path):
     """The states of another run are not continued."""
-    member = scene.parties.members["dev-1"]
     keep(scene, member)
     package = DeviceState(member.directory).load_run()
     other = Scene(tmp_path / "other", "dev-1")
@@ -131,9 +132,8 @@ def test_other_runs_states_are_not_continued(scene, tmp_path):
         resume_run(package, again(member), ReplayWatermark())
 
 
-def test_damaged_state_is_forgotten(scene, caplog):
+def test_damaged_state_is_forgotten(scene, member, caplog):
     """A damaged state is forgotten with a warning."""
-    member = scene.parties.members["dev-1"]
     keep(scene, member)
     (path,) = (member.directory / "models").glob("state-*.bin")
     path.write_bytes(path.read_bytes()[:-1])
@@ -143,9 +143,8 @@ def test_damaged_state_is_forgotten(scene, caplog):
 
 
 @pytest.mark.parametrize("format_", ["an earlier plan", "another document"])
-def test_run_earlier_version_stored_refused(scene, caplog, format_):
+def test_run_earlier_version_stored_refused(scene, member, caplog, format_):
     """The device keeps its place in the fleet: only the run is lost."""
-    member = scene.parties.members["dev-1"]
     keep(scene, member)
     files = DeviceState(member.directory)
     parts = decode(files.load_run(), RunPackage)

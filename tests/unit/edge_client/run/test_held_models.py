@@ -36,16 +36,6 @@ from tests.helpers.plans import run_plan
 from tests.helpers.round_runs import LENGTH, NAMES, ONE, TRAIN, Scene, changed, origins, statements, to_round
 
 
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path, *NAMES)
-
-
-@pytest.fixture
-def models(scene):
-    return {name: scene.device(name) for name in NAMES}
-
-
 def damage(scene, models, at, factor=2.0):
     """Replace a state that a device holds by another vector, with a digest that fits it."""
     held = models.states.held[at]

@@ -16,16 +16,6 @@ from shoal.protocol.states import FORKED_ROUND, Offer, StateId
 from tests.helpers.round_runs import NAMES, ONE, TRAIN, Scene, changed, statements, to_round
 
 
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path, *NAMES)
-
-
-@pytest.fixture
-def models(scene):
-    return {name: scene.device(name) for name in NAMES}
-
-
 def test_broken_history_ends_the_run(scene, models):
     """Another offer, another mean or another key version in round 3, or in round 2 with the same round 3."""
     steps = to_round(scene, models, 2)

@@ -9,15 +9,9 @@ from edge_client.run.policy import check_followable, open_plan, owners_plan, tas
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage, SegmentSpec
-from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
 
 D = 15
-
-
-@pytest.fixture
-def parties(tmp_path):
-    return Parties(tmp_path, "dev-1")
 
 
 def packed(signer, **changes):

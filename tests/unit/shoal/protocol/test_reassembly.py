@@ -20,9 +20,13 @@ from tests.helpers.chunks import PAYLOAD, SMALL, chunks, forge
 from tests.helpers.floods import claim
 
 
-def test_complete_in_any_order() -> None:
+@pytest.fixture
+def one() -> Reassembler:
+    return Reassembler()
+
+
+def test_complete_in_any_order(one: Reassembler) -> None:
     """A transfer is complete with its last chunk in any order."""
-    one = Reassembler()
     first, second, third = chunks()
     assert one.add("a", third, 0.0) is None
     assert one.add("a", first, 0.0) is None
@@ -34,10 +38,9 @@ def test_complete_in_any_order() -> None:
     assert len(one) == one.held_bytes == 0
 
 
-def test_large_transfer_is_mapped_lazily() -> None:
+def test_large_transfer_is_mapped_lazily(one: Reassembler) -> None:
     """A large transfer comes out of lazily mapped memory."""
     payload = bytes(range(256)) * (LAZY_BYTES // 256) + b"tail"
-    one = Reassembler()
     found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MEAN, round=1)]
     assert found[:-1] == [None] * (len(found) - 1)
     assert found[-1] is not None
@@ -54,8 +57,7 @@ def test_single_chunk_is_not_copied() -> None:
     assert transfer.payload.obj is chunk
 
 
-def test_a_duplicate_is_ignored_and_counted() -> None:
-    one = Reassembler()
+def test_a_duplicate_is_ignored_and_counted(one: Reassembler) -> None:
     first, second, third = chunks()
     for chunk in (first, first, second, first):
         assert one.add("a", chunk, 0.0) is None
@@ -63,8 +65,7 @@ def test_a_duplicate_is_ignored_and_counted() -> None:
     assert one.add("a", third, 0.0) is not None
 
 
-def test_sources_and_rounds_do_not_mix() -> None:
-    one = Reassembler()
+def test_sources_and_rounds_do_not_mix(one: Reassembler) -> None:
     first, second, third = chunks()
     other = chunks(number=8)
     one.add("a", first, 0.0)
@@ -75,9 +76,8 @@ def test_sources_and_rounds_do_not_mix() -> None:
     assert one.add("a", second, 0.0) is not None
 
 
-def test_wrong_digest_is_forgotten() -> None:
+def test_wrong_digest_is_forgotten(one: Reassembler) -> None:
     """A wrong digest is refused and forgotten."""
-    one = Reassembler()
     first, second, third = chunks()
     one.add("a", first, 0.0)
     one.add("a", forge(second, body=bytes(1024)), 0.0)
@@ -89,9 +89,8 @@ def test_wrong_digest_is_forgotten() -> None:
     assert len(one) == one.held_bytes == 0
 
 
-def test_false_chunk_does_not_block() -> None:
+def test_false_chunk_does_not_block(one: Reassembler) -> None:
     """Size and chunk length are part of a transfer's identity."""
-    one = Reassembler()
     first, second, third = chunks()
     one.add("a", forge(second, size=4096, total=4), 0.0)
     one.add("a", forge(second, size=2600, total=3), 0.0)
@@ -139,10 +138,9 @@ def test_oldest_last_chunk_is_displaced() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [3_000, 50_000, 600_000])
-def test_flood_displaces_no_other_source(largest: int) -> None:
+def test_flood_displaces_no_other_source(largest: int, one: Reassembler) -> None:
     """A flood stays within its own source's budget."""
     allowed = {ChunkKind.UPLOAD: largest}
-    one = Reassembler()
     one.add("modest", chunks()[0], 0.0, allowed)
     for number in range(40):
         whole = split(bytes([number]) * largest, kind=ChunkKind.UPLOAD, round=7, chunk_bytes=SMALL)
@@ -166,9 +164,8 @@ def test_largest_fits_in_shortest_chunks() -> None:
     assert one.held_bytes <= cost_bytes(2560)
 
 
-def test_forbidden_transfer_is_refused_first() -> None:
+def test_forbidden_transfer_is_refused_first(one: Reassembler) -> None:
     """A transfer that is not allowed is refused at its first chunk."""
-    one = Reassembler()
     allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
     with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
         one.add("a", chunks()[2], 0.0, allowed)
@@ -181,9 +178,8 @@ def test_forbidden_transfer_is_refused_first() -> None:
 
 
 @pytest.mark.parametrize("size", [LAZY_BYTES - 1, limits.MAX_TRANSFER_BYTES])
-def test_memory_grows_with_what_arrives(size: int) -> None:
+def test_memory_grows_with_what_arrives(size: int, one: Reassembler) -> None:
     """Memory grows with the chunks received not with the size announced."""
-    one = Reassembler()
     claims = [claim(ChunkKind.UPLOAD, size, number) for number in range(200)]
     tracemalloc.start()
     try:
@@ -197,9 +193,8 @@ def test_memory_grows_with_what_arrives(size: int) -> None:
     assert one.held_bytes <= 200 * (len(claims[0]) + 2048)
 
 
-def test_quiet_transfer_is_reported_once() -> None:
+def test_quiet_transfer_is_reported_once(one: Reassembler) -> None:
     """A quiet transfer is reported once a period with its missing chunks."""
-    one = Reassembler()
     first, second, third = chunks()
     one.add("a", second, 10.0)
     expected = [Stalled("a", transfer_id(PAYLOAD), ChunkKind.UPLOAD, 7, (0, 2))]
@@ -214,9 +209,8 @@ def test_quiet_transfer_is_reported_once() -> None:
     assert one.stalled(99.0, 2.0) == []
 
 
-def test_duplicates_do_not_hide_a_stall() -> None:
+def test_duplicates_do_not_hide_a_stall(one: Reassembler) -> None:
     """A duplicate does not restart the quiet period."""
-    one = Reassembler()
     _, second, _ = chunks()
     one.add("a", second, 10.0)
     assert one.add("a", second, 11.5) is None
@@ -225,9 +219,8 @@ def test_duplicates_do_not_hide_a_stall() -> None:
     assert report.missing == (0, 2)
 
 
-def test_no_report_while_others_receive() -> None:
+def test_no_report_while_others_receive(one: Reassembler) -> None:
     """On a slow link the chunks of a fleet arrive one by one."""
-    one = Reassembler()
     one.add("a", chunks()[0], 0.0)
     others = chunks(bytes(SMALL * 100))
     for second in range(31):
@@ -237,9 +230,8 @@ def test_no_report_while_others_receive() -> None:
     assert [s.source for s in one.stalled(32.0, 2.0)] == ["a", "b"]
 
 
-def test_missing_chunks_are_named() -> None:
+def test_missing_chunks_are_named(one: Reassembler) -> None:
     """The missing chunks of one upload are named."""
-    one = Reassembler()
     wanted = (7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL)
     assert one.missing("a", *wanted, 0.0) is None
     one.add("a", chunks()[1], 0.0)
@@ -255,16 +247,14 @@ def test_missing_chunks_are_named() -> None:
     assert [s.missing for s in one.stalled(3.0, 2.0)] == [(0, 2)]
 
 
-def test_chunks_of_other_length_are_dropped() -> None:
+def test_chunks_of_other_length_are_dropped(one: Reassembler) -> None:
     """After a reconnection to a broker with another packet limit, new chunks do not fit the old ones."""
-    one = Reassembler()
     one.add("a", chunks()[1], 0.0)
     assert one.missing("a", 7, transfer_id(PAYLOAD), len(PAYLOAD), SMALL - 1, 1.0) is None
     assert len(one) == 0
 
 
-def test_long_list_of_missing_chunks_is_cut() -> None:
-    one = Reassembler()
+def test_long_list_of_missing_chunks_is_cut(one: Reassembler) -> None:
     one.add("a", chunks(bytes(SMALL * (MAX_MISSING_LISTED + 10)))[5], 0.0)
     (report,) = one.stalled(9.0, 2.0)
     assert len(report.missing) == MAX_MISSING_LISTED
@@ -283,9 +273,8 @@ def test_trickling_transfer_is_dropped() -> None:
     assert one.refused["expired"] == 1
 
 
-def test_drop_forgets_one_or_all() -> None:
+def test_drop_forgets_one_or_all(one: Reassembler) -> None:
     """Drop forgets one transfer or all of a source."""
-    one = Reassembler()
     other = bytes(2560)
     one.add("a", chunks()[0], 0.0)
     one.add("a", chunks(other)[0], 0.0)

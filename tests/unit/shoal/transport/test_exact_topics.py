@@ -5,9 +5,13 @@ import pytest
 from shoal.transport.exact_topics import ExactTopics
 
 
-def test_repeated_filter_goes_chunk_by_chunk():
+@pytest.fixture
+def exact():
+    return ExactTopics()
+
+
+def test_repeated_filter_goes_chunk_by_chunk(exact):
     """A filter that is asked for again is requested chunk by chunk."""
-    exact = ExactTopics()
     assert exact.requested("s/plan/#", again=False) == []
     assert exact.requested("s/plan/#", again=True) == [("s/plan", True), ("s/plan/0", True)]
     assert exact.arrived("s/plan/0") == [("s/plan/1", True)]
@@ -23,9 +27,8 @@ def test_other_filters_have_no_exact_topics(topic_filter):
     assert ExactTopics().requested(topic_filter, again=True) == []
 
 
-def test_broker_with_wildcards_is_not_asked():
+def test_broker_with_wildcards_is_not_asked(exact):
     """It answers the filter and the topic, so a second copy of one request shows it."""
-    exact = ExactTopics()
     exact.requested("s/round/#", again=True)
     assert exact.arrived("s/round") == []
     assert exact.arrived("s/round") == [("s/round", False), ("s/round/0", False)]
@@ -33,23 +36,20 @@ def test_broker_with_wildcards_is_not_asked():
     assert exact.requested("s/round/#", again=True) == exact.arrived("s/round") == []
 
 
-def test_unrequested_message_shows_wildcards():
+def test_unrequested_message_shows_wildcards(exact):
     """A message that was not requested by its topic shows it too."""
-    exact = ExactTopics()
     assert exact.arrived("s/keys/dev-1") == []
     assert exact.served
 
 
-def test_exact_filter_shows_nothing():
+def test_exact_filter_shows_nothing(exact):
     """An answer to a filter without wildcards shows nothing."""
-    exact = ExactTopics()
     assert exact.requested("s/notice", again=False) == exact.arrived("s/notice") == []
     assert not exact.served
 
 
-def test_two_requests_may_have_two_answers():
+def test_two_requests_may_have_two_answers(exact):
     """Two copies of one topic show nothing if it was requested twice."""
-    exact = ExactTopics()
     for _ in range(2):
         exact.requested("s/round/#", again=True)
     exact.arrived("s/round")

@@ -111,6 +111,11 @@ def peers():
         one.close()
 
 
+@pytest.fixture
+def one(peers):
+    return peers()
+
+
 def accept(*, receive_maximum=65535, packet_bytes=1 << 20, session_present=False):
     """Return a CONNACK with the broker's limits."""
     properties = b"\x21" + receive_maximum.to_bytes(2, "big") + b"\x27" + packet_bytes.to_bytes(4, "big")
@@ -127,9 +132,8 @@ def puback(packet_id, *code):
     return bytes([0x40, 2 + len(code)]) + packet_id.to_bytes(2, "big") + bytes(code)
 
 
-def test_no_broker_at_a_port_is_a_reason(peers):
+def test_no_broker_at_a_port_is_a_reason(one):
     """A port without a broker is a reason and no exception."""
-    one = peers()
     one.server.close()
     assert not one.link.open()
     assert "Connection refused" in one.link.reason
@@ -137,17 +141,15 @@ def test_no_broker_at_a_port_is_a_reason(peers):
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_accepted_connection_is_online(peers, present):
+def test_accepted_connection_is_online(one, present):
     """An accepted connection is online with or without a session."""
-    one = peers()
     one.connect(accept(session_present=present))
     assert (one.link.online, one.link.was_online, one.link.greeted) == (True, True, True)
     assert one.events.online == [present]
     assert one.link.reason == ""
 
 
-def test_a_refusal_is_named_with_its_code(peers):
-    one = peers()
+def test_a_refusal_is_named_with_its_code(one):
     one.connect(NOT_AUTHORIZED_V5)
     assert (one.link.online, one.link.was_online) == (False, False)
     assert one.link.reason == "the broker refused: Not authorized"
@@ -186,9 +188,8 @@ def test_smaller_window_counts(peers):
         assert link.link.inflight == room
 
 
-def test_acknowledgement_makes_room(peers):
+def test_acknowledgement_makes_room(one):
     """An acknowledgement settles one publish and makes room."""
-    one = peers()
     one.connect(accept(receive_maximum=2))
     one.publish(b"first")
     one.publish(b"the second")
@@ -202,9 +203,8 @@ def test_acknowledgement_makes_room(peers):
     assert one.link.alive
 
 
-def test_refused_publish_is_settled(peers, caplog):
+def test_refused_publish_is_settled(one, caplog):
     """The broker answers for good: a resend would be refused again."""
-    one = peers()
     one.connect()
     one.publish(b"x")
     one.broker.sendall(puback(1, 0x87, 0))
@@ -224,9 +224,8 @@ def test_smaller_packet_limit_counts(peers):
     assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
 
 
-def test_next_step_writes_all_publishes(peers):
+def test_next_step_writes_all_publishes(one):
     """One TCP segment for a round's small messages, in place of one each."""
-    one = peers()
     one.connect()
     for number in range(5):
         one.publish(b"payload-%d" % number)
@@ -254,9 +253,8 @@ def test_acknowledgements_leave_in_one_call(peers, monkeypatch):
     assert one.events.settled == [4]
 
 
-def test_qos_0_is_settled_once_sent(peers):
+def test_qos_0_is_settled_once_sent(one):
     """At qos 0 a publish is settled once sent."""
-    one = peers()
     one.connect()
     one.publish(b"once", qos=0)
     assert one.link.inflight == 1
@@ -266,9 +264,8 @@ def test_qos_0_is_settled_once_sent(peers):
     one.until(lambda: one.link.inflight == 0)
 
 
-def test_only_qos_1_is_sent_again(peers):
+def test_only_qos_1_is_sent_again(one):
     """After a lost connection qos 1 is sent again and qos 0 is given up."""
-    one = peers()
     one.connect()
     one.publish(b"assured")
     one.link.step(one.wake_fd, 0.0)
@@ -305,9 +302,8 @@ def test_acknowledged_by_hand_if_asked(peers):
 
 @pytest.mark.parametrize("properties", [b"", b"\x01\x01", b"\x26\0\1a\0\1b"], ids=["none", "format", "user's"])
 @pytest.mark.parametrize(("flags", "qos"), [(0x30, 0), (0x31, 0), (0x32, 1), (0x3B, 1)])
-def test_message_with_and_without_properties(peers, flags, qos, properties):
+def test_message_with_and_without_properties(one, flags, qos, properties):
     """Those without are decoded by a way of our own, the others by paho's."""
-    one = peers()
     one.connect()
     seen = []
     one.events.on_message = lambda m: seen.append((m.topic, m.mid, m.payload, m.qos, m.retain, m.dup))
@@ -321,9 +317,8 @@ def test_message_with_and_without_properties(peers, flags, qos, properties):
 
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"\0\x09t", b"\0\1t\0", b"\0\1t\0\7"])
-def test_cut_publish_ends_the_connection(peers, body, caplog):
+def test_cut_publish_ends_the_connection(one, body, caplog):
     """A publish that is cut short ends the connection."""
-    one = peers()
     one.connect()
     one.broker.sendall(bytes([0x32, len(body)]) + body)
     with caplog.at_level(logging.CRITICAL):
@@ -331,9 +326,8 @@ def test_cut_publish_ends_the_connection(peers, body, caplog):
     assert one.events.messages == []
 
 
-def test_without_reading_a_step_still_writes(peers):
+def test_without_reading_a_step_still_writes(one):
     """Back pressure: the program takes no more messages, but its own publishes go on."""
-    one = peers()
     one.connect()
     one.broker.sendall(message(b"x", 7))
     one.publish(b"ours")
@@ -344,8 +338,7 @@ def test_without_reading_a_step_still_writes(peers):
     one.until(lambda: one.events.messages == [(7, b"x")])
 
 
-def test_wake_up_ends_wait_and_is_used_up(peers):
-    one = peers()
+def test_wake_up_ends_wait_and_is_used_up(one):
     one.connect()
     os.eventfd_write(one.wake_fd, 3)
     one.link.step(one.wake_fd, 60.0)
@@ -354,9 +347,8 @@ def test_wake_up_ends_wait_and_is_used_up(peers):
         os.eventfd_read(one.wake_fd)
 
 
-def test_too_long_packet_is_not_read(peers, caplog):
+def test_too_long_packet_is_not_read(one, caplog):
     """Paho itself would buffer up to 256 MB of it."""
-    one = peers()
     one.connect()
     one.broker.sendall(bytes([0x30, 0xFF, 0xFF, 0xFF, 0x7F]) + bytes(1000))
     with caplog.at_level(logging.CRITICAL):
@@ -368,9 +360,8 @@ def test_too_long_packet_is_not_read(peers, caplog):
     assert (one.link.online, one.link.cut) == (True, False), "the next connection is not cut"
 
 
-def test_packets_are_read_one_a_step(peers):
+def test_packets_are_read_one_a_step(one):
     """The beginning of the next one is read with the end of the one before; then the socket has nothing left to wait for."""
-    one = peers()
     one.connect()
     small, large = [message(bytes([n]) * n, n) for n in range(1, 101)], b"l" * 10_000
     body = b"\0\1t" + (200).to_bytes(2, "big") + b"\0" + large
@@ -385,9 +376,8 @@ def test_packets_are_read_one_a_step(peers):
     assert one.events.messages == [*((n, bytes([n]) * n) for n in range(1, 101)), (200, large), (201, b"last")]
 
 
-def test_bytes_of_a_lost_connection_are_gone(peers):
+def test_bytes_of_a_lost_connection_are_gone(one):
     """Bytes that a lost connection has left are no part of the next."""
-    one = peers()
     one.connect()
     one.broker.sendall(message(b"whole", 1) + message(b"cut short", 2)[:-3])
     one.until(lambda: one.events.messages)
@@ -399,9 +389,8 @@ def test_bytes_of_a_lost_connection_are_gone(peers):
     assert one.events.messages == [(1, b"whole"), (2, b"again")]
 
 
-def test_unreadable_message_ends_connection(peers, caplog, monkeypatch):
+def test_unreadable_message_ends_connection(one, caplog, monkeypatch):
     """The client library passes on a topic that is not UTF-8, and fails when it is read."""
-    one = peers()
     one.connect()
     monkeypatch.setattr(one.events, "on_message", lambda message: message.topic)
     one.broker.sendall(bytes([0x30, 5, 0, 1, 0xFF, 0, 0]))
@@ -411,8 +400,7 @@ def test_unreadable_message_ends_connection(peers, caplog, monkeypatch):
     assert one.link.reason == "the broker sent what is no MQTT"
 
 
-def test_brokers_own_reason_for_end_is_given(peers):
-    one = peers()
+def test_brokers_own_reason_for_end_is_given(one):
     one.connect()
     one.broker.sendall(bytes([0xE0, 2, 0x8B, 0]))
     one.until(lambda: not one.link.alive)
@@ -443,9 +431,8 @@ def test_abort_unconnected_is_harmless(peers):
 
 
 @pytest.mark.parametrize(("only_new", "option"), [(False, 0x01), (True, 0x11)])
-def test_retained_always_or_only_if_new(peers, only_new, option):
+def test_retained_always_or_only_if_new(one, only_new, option):
     """A subscription asks for retained messages always or only if it is new."""
-    one = peers()
     one.connect()
     one.link.subscribe(["a/+", "b"], only_new=only_new)
     one.link.step(one.wake_fd, 0.0)
@@ -454,8 +441,7 @@ def test_retained_always_or_only_if_new(peers, only_new, option):
     assert b"\0\1b" + bytes([option]) in sent
 
 
-def test_a_refused_subscription_is_logged(peers, caplog):
-    one = peers()
+def test_a_refused_subscription_is_logged(one, caplog):
     one.connect()
     one.link.subscribe(["a"])
     one.link.step(one.wake_fd, 0.0)
@@ -465,8 +451,7 @@ def test_a_refused_subscription_is_logged(peers, caplog):
     assert [r.getMessage() for r in caplog.records] == ["the broker refused a subscription: Not authorized"]
 
 
-def test_small_packets_are_not_held_back(peers):
+def test_small_packets_are_not_held_back(one):
     """Nagle's algorithm would add tens of milliseconds to every round trip."""
-    one = peers()
     one.connect()
     assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -18,12 +18,7 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
 from shoal.protocol.enrolment import Token
 from shoal.protocol.topics import TopicKind
-from tests.helpers.enrolments import NOW_S, TOPICS, Scene
-
-
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path)
+from tests.helpers.enrolments import NOW_S, TOPICS
 
 
 def test_enrolled_while_the_owner_is_away(scene):
@@ -93,9 +88,8 @@ class Recorder:
         pass
 
 
-def test_cut_approval_is_finished(scene):
+def test_cut_approval_is_finished(scene, token):
     """The token is spent and the roster signed, but the grant never left."""
-    token = scene.token()
     asking = scene.ask(token)
     (request,) = scene.sit().pending.values()
     scene.tokens.use(token_id(token.secret), request.fingerprint)
@@ -117,9 +111,8 @@ def test_a_device_enrols_once(scene):
     assert prepare(scene.root / "dev-2", "dev-2").member == before
 
 
-def test_old_tokens_are_swept(scene):
+def test_old_tokens_are_swept(scene, token):
     """A week after they expired."""
-    token = scene.token()
     scene.ask(token)
     scene.sit(token.expires_at_s + FORGOTTEN_AFTER_S)
     scene.tokens.find(token_id(token.secret))
@@ -212,10 +205,9 @@ def test_listed_device_is_revoked_once(scene):
         scene.owner.revoke("dev-1")
 
 
-def test_no_secret_shows_in_any_repr(scene):
+def test_no_secret_shows_in_any_repr(scene, token):
     """The line, the token, its file, the users and the grants."""
     scene.owner.users.make()
-    token = scene.token()
     member = scene.enrol("dev-1")
     password = scene.owner.users.password("dev-1")
     assert password in member.grant.broker

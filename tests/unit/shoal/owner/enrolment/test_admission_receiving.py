@@ -12,13 +12,8 @@ from shoal.membership.grants import ErasedKeyError, peek_grant
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.documents import ReceivingNotice
-from tests.helpers.enrolments import TOPICS, Scene
+from tests.helpers.enrolments import TOPICS
 from tests.helpers.receiving import RECEIVING
-
-
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path)
 
 
 @pytest.fixture

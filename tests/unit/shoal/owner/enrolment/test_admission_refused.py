@@ -20,13 +20,8 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card, DeviceGrant
 from shoal.protocol.enrolment import EnrolRequest, EnrolStatement
 from shoal.protocol.messages import Sealed
-from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+from tests.helpers.enrolments import NOW_S, TOPICS
 from tests.helpers.receiving import RECEIVING, device_card
-
-
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path)
 
 
 def reasons(registrar):
@@ -47,9 +42,8 @@ def test_an_expired_token_is_refused(scene):
     assert scene.owner.roster.devices == ()
 
 
-def test_a_token_admits_one_device(scene):
+def test_a_token_admits_one_device(scene, token):
     """A second one with the same line is refused, and the first one's name is not lost."""
-    token = scene.token()
     scene.ask(token)
     scene.sit().approve_all([scene.print_of()], NOW_S)
     scene.broker.pump()
@@ -65,9 +59,8 @@ def test_a_token_admits_one_device(scene):
     assert not other.granted
 
 
-def test_two_devices_with_one_token(scene):
+def test_two_devices_with_one_token(scene, token):
     """The approved device uses up the token; the other one can't."""
-    token = scene.token()
     scene.ask(token)
     registrar = scene.sit()
     scene.ask(token, "dev-2")
@@ -77,9 +70,8 @@ def test_two_devices_with_one_token(scene):
         scene.tokens.use(token_id(token.secret), scene.print_of())
 
 
-def test_a_replayed_request_changes_nothing(scene):
+def test_a_replayed_request_changes_nothing(scene, token):
     """Recorded and sent again after the approval, it only brings the same device its grant again."""
-    token = scene.token()
     scene.ask(token)
     recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
     scene.sit().approve_all([scene.print_of()], NOW_S)
@@ -93,9 +85,8 @@ def test_a_replayed_request_changes_nothing(scene):
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
 
 
-def test_replay_brings_no_device_back(scene):
+def test_replay_brings_no_device_back(scene, token):
     """Neither with the old request nor with a new token for the old keys."""
-    token = scene.token()
     scene.ask(token)
     recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
     registrar = scene.sit()
@@ -139,9 +130,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_request_under_other_terms(scene, change):
+def test_request_under_other_terms(scene, change, token):
     """The proof covers every field of the enrolment line."""
-    token = scene.token()
     asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S, RECEIVING.public)
     scene.leave_request(token, asked)
     (reason,) = reasons(scene.sit())
@@ -172,9 +162,8 @@ def prove(token, document):
     return hmac.digest(seal_tokens._derive(token.secret, "proof", 32), encode(document), "sha256")
 
 
-def test_swapped_keys_are_refused(scene):
+def test_swapped_keys_are_refused(scene, token):
     """The broker can't replace the keys on the way, and a token's holder can't send another device's card."""
-    token = scene.token()
     honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
     request = decode(make_request(honest, token, NOW_S, RECEIVING.public), EnrolRequest)
     scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
@@ -236,9 +225,8 @@ def test_card_of_an_aggregator_is_refused(scene):
 
 
 @pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
-def test_junk_is_listed_and_harmless(scene, junk):
+def test_junk_is_listed_and_harmless(scene, junk, token):
     """The only place where strangers may write; the owner can clear it."""
-    token = scene.token()
     scene.ask(token)
     scene.leave(TOPICS.enrol("0" * 16), junk)
     registrar = scene.sit()
@@ -258,9 +246,8 @@ def test_a_large_request_is_refused(scene):
 
 
 @pytest.mark.parametrize("name", ["owner", "enrol", "aggregator"])
-def test_taken_name_spends_no_token(scene, name):
+def test_taken_name_spends_no_token(scene, name, token):
     """A name that is somebody elses at the broker is refused before the token is spent."""
-    token = scene.token()
     scene.ask(token, name)
     registrar = scene.sit()
     with pytest.raises(ConfigError, match="can't be called"):
@@ -301,9 +288,8 @@ def forged_grants(scene, token):
     }
 
 
-def test_forged_grants_do_not_count(scene):
+def test_forged_grants_do_not_count(scene, token):
     """None leaves a file, each gives its reason, and the device continues to wait."""
-    token = scene.token()
     asking = scene.ask(token)
     for grant, why in forged_grants(scene, token).values():
         (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
@@ -317,9 +303,8 @@ def test_forged_grants_do_not_count(scene):
     assert asking.granted
 
 
-def test_line_outlasts_its_aggregator(scene):
+def test_line_outlasts_its_aggregator(scene, token):
     """The owner has replaced it since: its signature says who has its place."""
-    token = scene.token()
     scene.owner.replace_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
     asking = scene.ask(token)
     scene.sit().approve_all([scene.print_of()], NOW_S)

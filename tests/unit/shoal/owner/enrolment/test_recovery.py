@@ -43,6 +43,11 @@ def backup_of(scene):
     return pack(scene.owner, LOCK)[0]
 
 
+@pytest.fixture
+def backup(scene):
+    return backup_of(scene)
+
+
 def publish(scene, fleet):
     registrar = scene.sit(fleet=fleet)
     registrar.look_for_roster()
@@ -71,9 +76,8 @@ def test_restored_owner_goes_beyond(scene, bring_back):
     assert scene.complaints == []
 
 
-def test_backup_behind_the_fleet_is_refused(scene, bring_back):
+def test_backup_behind_the_fleet_is_refused(scene, backup, bring_back):
     """A backup behind the fleet is refused and leaves nothing."""
-    backup = backup_of(scene)
     scene.owner.revoke("dev-2")
     publish(scene, scene.owner)
     with pytest.raises(UntrustedError, match="the fleet has roster 5, and the newest here is 4") as caught:
@@ -83,9 +87,8 @@ def test_backup_behind_the_fleet_is_refused(scene, bring_back):
     assert not list(scene.root.glob(".restored*"))
 
 
-def test_newest_roster_keeps_revocations(scene, bring_back):
+def test_newest_roster_keeps_revocations(scene, backup, bring_back):
     """With the newest roster a revoked device stays revoked and a new one stays."""
-    backup = backup_of(scene)
     scene.owner.take_run()
     scene.owner.revoke("dev-2")
     publish(scene, scene.owner)
@@ -99,9 +102,8 @@ def test_newest_roster_keeps_revocations(scene, bring_back):
     publish(scene, fleet)
 
 
-def test_replaced_device_gets_no_old_key(scene, bring_back):
+def test_replaced_device_gets_no_old_key(scene, backup, bring_back):
     """The backup has the receiving keys of the device that was replaced since: secrets are sealed to the new one's."""
-    backup = backup_of(scene)
     (scene.root / "dev-1").rename(scene.root / "lost")
     scene.ask(scene.token(), "dev-1")
     registrar = scene.sit()
@@ -122,9 +124,8 @@ def test_models_of_the_backup_still_open(scene, bring_back):
     assert fleet.versions[1:] == (before,)
 
 
-def test_loss_must_be_accepted(scene, bring_back):
+def test_loss_must_be_accepted(scene, backup, bring_back):
     """Without it the owner must accept the loss and is warned."""
-    backup = backup_of(scene)
     scene.owner.revoke("dev-2")
     publish(scene, scene.owner)
     fleet = bring_back(backup, older=True)
@@ -158,9 +159,8 @@ def test_broker_without_roster_is_reported(scene, bring_back):
     assert any("holds no roster of this fleet" in line for line in scene.complaints)
 
 
-def test_device_without_keys_is_named(scene, bring_back):
+def test_device_without_keys_is_named(scene, backup, bring_back):
     """A device without receiving keys is named."""
-    backup = backup_of(scene)
     scene.enrol("dev-3")
     with pytest.raises(ConfigError, match="no receiving keys of dev-3") as caught:
         bring_back(backup, roster=scene.owner.roster_bytes)
@@ -205,8 +205,7 @@ def test_killed_restore_is_replaced(scene, bring_back):
     assert not left.exists()
 
 
-def test_damaged_file_inside_leaves_nothing(scene, bring_back):
-    backup = backup_of(scene)
+def test_damaged_file_inside_leaves_nothing(scene, backup, bring_back):
     files = tuple(BackupFile(f.name, b"x" if f.name == "secrets.bin" else f.data) for f in backup.files)
     with pytest.raises(IntegrityError):
         bring_back(dataclasses.replace(backup, files=files))

@@ -19,12 +19,7 @@ from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
 from shoal.util.files import exclusive
-from tests.helpers.enrolments import NOW_S, TOPICS, Scene
-
-
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path)
+from tests.helpers.enrolments import NOW_S, TOPICS
 
 
 class PowerCutError(BaseException):
@@ -89,9 +84,8 @@ def test_open_program_sends_revoked_nothing(scene):
     assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its line was used"]
 
 
-def test_open_program_approves_no_revoked(scene):
+def test_open_program_approves_no_revoked(scene, token):
     """A program that was open before does not approve a revoked device."""
-    token = scene.token()
     scene.ask(token)
     waiting = scene.sit(fleet=another(scene))
     scene.sit().approve_all([scene.print_of()], NOW_S)
@@ -108,9 +102,8 @@ def test_open_program_approves_no_revoked(scene):
 
 
 @pytest.mark.parametrize("again", ["devices", "approve"])
-def test_next_command_finishes_an_approval(scene, monkeypatch, again):
+def test_next_command_finishes_an_approval(scene, monkeypatch, again, token):
     """The device is in the roster, but neither grant nor roster is published: the next command publishes both."""
-    token = scene.token()
     asking = scene.ask(token)
     registrar = scene.sit()
     with monkeypatch.context() as patched:
@@ -167,9 +160,8 @@ def test_publishing_clears_revoked_keys(scene):
     assert TOPICS.keys("dev-2") in scene.broker.retained
 
 
-def test_tokens_stay_until_cleared(scene):
+def test_tokens_stay_until_cleared(scene, token):
     """A command that never reached it leaves them for the next one."""
-    token = scene.token()
     late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
 
     class Away:
@@ -192,8 +184,7 @@ def test_tokens_stay_until_cleared(scene):
         scene.tokens.find(token_id(token.secret))
 
 
-def test_two_programs_forget_the_same_tokens(scene):
-    token = scene.token()
+def test_two_programs_forget_the_same_tokens(scene, token):
     late_s = token.expires_at_s + FORGOTTEN_AFTER_S + 1
     stores = [TokenStore(another(scene)) for _ in range(2)]
     found = [store.old(late_s, scene.complaints.append) for store in stores]
@@ -203,9 +194,8 @@ def test_two_programs_forget_the_same_tokens(scene):
     assert list((scene.owner.path / TOKENS).iterdir()) == []
 
 
-def test_damaged_token_affects_no_other(scene):
+def test_damaged_token_affects_no_other(scene, token):
     """A request with it is refused with a hint; other devices are admitted."""
-    token = scene.token()
     file = scene.owner.path / TOKENS / f"{token_id(token.secret)}.token"
     file.write_bytes(b"")
     with pytest.raises(IntegrityError, match="is damaged") as caught:

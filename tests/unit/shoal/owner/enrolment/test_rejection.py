@@ -12,13 +12,8 @@ from shoal.owner.enrolment.admission import REJECTED
 from shoal.owner.enrolment.requests import make_refusal
 from shoal.protocol import channels
 from shoal.protocol.chunking import split
-from tests.helpers.enrolments import NOW_S, TOPICS, Scene
+from tests.helpers.enrolments import NOW_S, TOPICS
 from tests.helpers.receiving import RECEIVING
-
-
-@pytest.fixture
-def scene(tmp_path):
-    return Scene(tmp_path)
 
 
 def waits_at_broker(scene, token):
@@ -76,9 +71,8 @@ def test_first_of_one_name_is_approved(scene, first):
 
 
 @pytest.mark.parametrize("by", ["fingerprint", "name", "token"])
-def test_rejected_device_is_told_at_once(scene, by):
+def test_rejected_device_is_told_at_once(scene, by, token):
     """A rejected device is told at once and its line is void."""
-    token = scene.token()
     asking = scene.ask(token)
     registrar = scene.sit()
     wanted = {"fingerprint": scene.print_of(), "name": "dev-1", "token": token_id(token.secret)}[by]
@@ -97,9 +91,8 @@ def test_rejected_device_is_told_at_once(scene, by):
         registrar.approve_all([scene.print_of("dev-2")], NOW_S)
 
 
-def test_absent_device_is_told_later(scene):
+def test_absent_device_is_told_later(scene, token):
     """A device that was away is told when it asks again."""
-    token = scene.token()
     stranger(scene, token, "dev-1")
     registrar = scene.sit()
     registrar.reject("dev-1")
@@ -123,9 +116,8 @@ def test_nothing_to_reject(scene):
     assert len(registrar.pending) == 2
 
 
-def test_refused_request_goes_by_its_token(scene):
+def test_refused_request_goes_by_its_token(scene, token):
     """A refused request is removed by its token."""
-    token = scene.token()
     scene.leave(TOPICS.enrol(token_id(token.secret)), b"junk")
     registrar = scene.sit()
     assert registrar.reject(token_id(token.secret)) == "?"
@@ -156,9 +148,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("change", CASES.values(), ids=CASES)
-def test_foreign_refusal_is_ignored(scene, change):
+def test_foreign_refusal_is_ignored(scene, change, token):
     """A refusal that is not the owners to this request is ignored."""
-    token = scene.token()
     asking: Enrolling = scene.ask(token)
     member = Identity.load(scene.root / "dev-1" / "identity.key").member
     parts = {"owner": scene.owner.owner, "fleet": "reef", "token": token_id(token.secret), "member": member, **change}
@@ -175,9 +166,8 @@ def test_foreign_refusal_is_ignored(scene, change):
     assert "refused an answer" in scene.complaints[-1]
 
 
-def test_refusal_has_clean_short_texts(scene):
+def test_refusal_has_clean_short_texts(scene, token):
     """A refusal has short texts without control characters."""
-    token = scene.token()
     asking = scene.ask(token)
     member = Identity.load(scene.root / "dev-1" / "identity.key").member
     error = UntrustedError("\x1b[31m" + "ü" * 5000, hint="x" * 5000)

@@ -31,20 +31,6 @@ SPAWN = multiprocessing.get_context("spawn")
 PROGRAMS = 3
 
 
-@pytest.fixture
-def devices():
-    return {name: Identity.generate(name) for name in ("dev-1", "dev-2")}
-
-
-@pytest.fixture
-def fleet(tmp_path, devices):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
-    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    for identity in devices.values():
-        made.add_device(device_card(identity))
-    return made
-
-
 def opened(fleet, identity):
     """Open the grant file of a device in the owner's directory."""
     data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()

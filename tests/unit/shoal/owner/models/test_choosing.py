@@ -6,12 +6,6 @@ from crypto.seal.identity import open_document
 from shoal.errors import UsageError
 from shoal.owner.console.asking import sign_choice
 from shoal.protocol.documents import ModelChoice
-from tests.helpers.run_places import RunPlace
-
-
-@pytest.fixture
-def place(tmp_path):
-    return RunPlace(tmp_path)
 
 
 def opened(place, signed):
