@@ -12,13 +12,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from aggregator.rounds.state import EngineState, too_late, unit_in
-from crypto.seal.identity import peek_document
 from crypto.sums.codes import CHECKS
 from shoal.errors import ShoalError
 from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
+from shoal.membership.statements import peek_statement
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
-from shoal.protocol.states import Statement
 from shoal.protocol.sums import precision_in
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def other_head(state: EngineState, upload: Upload | ClientUpdate) -> bytes:
     Of several transcripts of one round at most one is that of the fleet: a statement with another is no evidence of anything.
     """
     try:
-        found = peek_document(upload.statement, Statement).transcript
+        found = peek_statement(upload.statement).transcript
     except (ShoalError, ValueError):
         return b""
     return b"" if upload.round != state.round or found == state.head or not state.head else found

@@ -31,8 +31,8 @@ from aggregator.rounds.suspects import Suspects
 from aggregator.strategies.base import ClientUpdate, RoundPlan
 from aggregator.strategies.registry import plan_settings
 from crypto.seal.envelope import read_head
-from crypto.seal.identity import peek_document
 from shoal.errors import IntegrityError, WireError
+from shoal.membership.statements import peek_statement
 from shoal.protocol.channels import EVERYONE
 from shoal.protocol.codec import encode
 from shoal.protocol.jobs import MeanPlace
@@ -351,7 +351,7 @@ def agree(
         assignments: of the devices; without one a device compared no models.
     """
     given = tuple(given)
-    statements = {c.device: peek_document(c.statement, Statement) for c in given}
+    statements = {c.device: peek_statement(c.statement) for c in given}
     votes: dict[StateId, Counter[bytes]] = {}
     for statement in statements.values():
         for named in statement.states:
@@ -563,7 +563,8 @@ def _kept_mean(
         data = np.frombuffer(body, np.uint8)
         return KeptMean(model, step.contributors, key_id, vector, hashlib.sha256(body).digest(), body=data)
     if precision == "float32":
-        return KeptMean(model, step.contributors, key_id, mean, _digest(mean))
+        digest = hashlib.sha256(np.ascontiguousarray(mean, "<f4").data.cast("B")).digest()
+        return KeptMean(model, step.contributors, key_id, mean, digest)
     body = encode_vector(mean, precision, mean_seed(run.run_id, step.state.round, model))
     vector = decode_vector(body, len(mean), precision)
     digest = hashlib.sha256(body).digest()
@@ -595,10 +596,6 @@ def segment_name(model: int, *, sharing: bool) -> str:
     if model in STATISTICS_MODELS or not sharing:
         return ""
     return "shared" if model == SHARED_MODEL else "cluster"
-
-
-def _digest(vector: Float32Vector) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(vector, "<f4").data.cast("B")).digest()
 
 
 def _retained(before: tuple[KeptStep, ...], new: KeptStep) -> tuple[KeptStep, ...]:

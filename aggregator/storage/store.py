@@ -175,6 +175,7 @@ class OpenedUpload:
 
     Attributes:
         header: its header.
+        encoded: the header's bytes.
         ref: its identity.
         digest: the hash that its device signed; two uploads with one digest are the same.
         norm: the vector's l2 norm; of an upload in parts 0 until the workers have reported theirs.
@@ -185,6 +186,7 @@ class OpenedUpload:
     """
 
     header: Upload
+    encoded: bytes
     ref: UploadRef
     digest: bytes
     norm: float
@@ -366,8 +368,7 @@ class Store:
             self.prepare()()
         keys = [(u.header.round, u.header.phase, u.header.device) for u in self._batch]
         rows = [
-            (*key, encode(u.header), u.digest, u.start, u.checksum, u.norm)
-            for key, u in zip(keys, self._batch, strict=True)
+            (*key, u.encoded, u.digest, u.start, u.checksum, u.norm) for key, u in zip(keys, self._batch, strict=True)
         ]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")

@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
@@ -195,7 +194,9 @@ class Uploads:
             except ShoalError as error:
                 return error
             decision, _ = self._engine.validate(state, upload.header, upload.digest, pending)
-            return self._store.write(upload) if decision is Decision.STORE else replace(upload, body=NOTHING)
+            return (
+                self._store.write(upload) if decision is Decision.STORE else dataclasses.replace(upload, body=NOTHING)
+            )
 
         self._intake.submit(opened, partial(self._on_opened, ref, number), key=device, size=chunks.header.size)
 

@@ -54,6 +54,7 @@ class UploadVerifier:
 
     def __init__(self, identity: Identity, run: RunPlan) -> None:
         self._identity = identity
+        self._seal_key = identity.member.seal_key
         self._run = run
 
     def upload(self, device: str, transfer: Transfer, roster: Roster) -> OpenedUpload:
@@ -81,8 +82,8 @@ class UploadVerifier:
         self._check_share(header, roster)
         self._check_attached(header, body[len(body) - header.attached :], roster)
         body = self._decoded(header, body)
-        ref = UploadRef(device, transfer.transfer_id)
-        return OpenedUpload(header, ref, transfer.signed, self._checked_norm(header, body), body)
+        ref, norm = UploadRef(device, transfer.transfer_id), self._checked_norm(header, body)
+        return OpenedUpload(header, bytes(message), ref, transfer.signed, norm, body=body)
 
     def decline(self, device: str, transfer: Transfer, roster: Roster) -> Declined:
         """Return the decline in a transfer; arguments as for `upload`.
@@ -135,7 +136,7 @@ class UploadVerifier:
         if header.run > self._run.run and header.run_id != self._run.run_id:
             # Not a refusal: that run's file may be put back, and the device would not offer the upload again.
             raise UntrustedError(f"an upload for run {header.run}, which is not served")
-        if header.recipient != self._identity.member.seal_key:
+        if header.recipient != self._seal_key:
             raise RefusedUploadError("an upload for another aggregator", header)
         if header.precision not in (self._run.recipe.precision_up, precision_in(self._run, 0.0)):
             raise RefusedUploadError(

@@ -6,7 +6,9 @@ A device signs with its own key, as a document of kind `Statement`. The aggregat
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from crypto.seal.identity import Identity, check_document, peek_document, sign_document
@@ -14,6 +16,8 @@ from shoal.errors import ShoalError, UntrustedError, UsageError
 from shoal.protocol.documents import Roster
 from shoal.protocol.states import HeldState, StateCertificate, Statement
 
+STATEMENTS_READ: Final = 1024
+"""Most statements whose contents are remembered: the aggregator reads each four times in a round."""
 FEWEST_SIGNERS: Final = 2
 """Fewest devices that certify a state in a fleet whose means take several: one alone could hand out any vector."""
 
@@ -56,14 +60,24 @@ def sign_statement(identity: Identity, statement: Statement) -> bytes:
     return sign_document(identity, statement)
 
 
-def open_statement(signed: bytes | memoryview, roster: Roster) -> Statement:
+@lru_cache(STATEMENTS_READ)
+def peek_statement(signed: bytes) -> Statement:
+    """Return a statement WITHOUT checking its signature.
+
+    Raises:
+        WireError: the bytes are not a statement.
+    """
+    return peek_document(signed, Statement)
+
+
+def open_statement(signed: bytes, roster: Roster) -> Statement:
     """Return a statement after checking that the rostered device that it names has signed it.
 
     Raises:
         UntrustedError: the device is unknown or revoked, or did not sign it.
         WireError: the bytes are not a statement.
     """
-    statement = peek_document(signed, Statement)
+    statement = peek_statement(signed)
     member = roster.device(statement.device)
     if member is None:
         raise UntrustedError("a statement of a device that is not in the roster")
@@ -77,11 +91,8 @@ def read_claims(signed: Iterable[bytes]) -> Iterator[Claim]:
     A caller that checks several states reads the documents once and passes the claims to `check_claims` for each.
     """
     for document in signed:
-        try:
-            statement = peek_document(document, Statement)
-        except ShoalError:
-            continue  # the sender passed on bytes that are no statement
-        yield Claim(statement, document)
+        with suppress(ShoalError):  # the sender passed on bytes that are no statement
+            yield Claim(peek_statement(document), document)
 
 
 def check_certificate(
@@ -133,11 +144,9 @@ def check_claims(
         if claimed.device in seen or (claimed.fleet, claimed.run_id) != (fleet, run_id) or held not in claimed.states:
             continue
         seen.add(claimed.device)
-        try:
+        with suppress(ShoalError):  # a forged statement counts for nothing
             open_statement(claim.signed, roster)
-        except ShoalError:
-            continue  # a forged statement counts for nothing
-        signers.append(claimed.device)
+            signers.append(claimed.device)
         if len(signers) == needed:
             return tuple(signers)
     raise UntrustedError(

@@ -141,7 +141,7 @@ def append_upload(store, upload, body, norm, digest):
     """Write an upload and append it to the store's open batch."""
     store.open_updates(upload.round)
     ref = UploadRef(upload.device, bytes(16))
-    store.append(store.write(OpenedUpload(upload, ref, digest, norm, body)))
+    store.append(store.write(OpenedUpload(upload, encode(upload), ref, digest, norm, body=body)))
 
 
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):

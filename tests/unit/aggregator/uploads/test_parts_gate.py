@@ -14,7 +14,7 @@ DIGESTS = (b"\0" * 32, b"\1" * 32)
 
 def upload(device="dev-1"):
     header = SimpleNamespace(parts=DIGESTS, phase=Phase.TRAIN, round=3)
-    return OpenedUpload(header, UploadRef(device, bytes(16)), bytes(32), 0.0, start=0)
+    return OpenedUpload(header, b"", UploadRef(device, bytes(16)), bytes(32), 0.0, start=0)
 
 
 def report(worker, round_=3, device="dev-1", digest=None, squared=9.0):
