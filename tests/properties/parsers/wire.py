@@ -27,7 +27,7 @@ from edge_client.protocol import round_state as agent
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
-from shoal.membership.enrol_requests import _key, _prove, make_request, open_refusal, token_id
+from shoal.membership.enrol_requests import make_request, open_refusal, prove, token_group, token_id
 from shoal.membership.grants import OWNER_NAME, open_card, open_grant, open_notice, open_renewal
 from shoal.membership.roster import apply_change, open_roster
 from shoal.membership.roster_changes import owner_purpose, roster_change
@@ -240,8 +240,8 @@ def _owners(scene):
     def proven(data):
         """Parse any bytes as the statement of a request with a valid proof."""
         head = ENROLMENT.head("demo", scene.newcomer.name, OWNER_NAME)
-        plain = _prove(scene.token, data or b"x") + data
-        sealed = seal_to_group(scene.newcomer, _key(scene.token), head, plain)
+        plain = prove(scene.token, data or b"x") + data
+        sealed = seal_to_group(scene.newcomer, token_group(scene.token), head, plain)
         return open_request(encode(EnrolRequest(scene.newcomer.member, sealed)), scene.token)
 
     def presence(data):
