@@ -183,6 +183,16 @@ def has_gap(figures: Mapping[str, Any]) -> bool:
     return bool(within) and min(within) > figures["cross_max"]
 
 
+def lone_group(figures: Mapping[str, Any]) -> int | None:
+    """Return the side of a cut, 0 or 1, of which alone each cosine within is above each across; unknown after a look.
+
+    Of three groups the other two are one side, which has no such gap however clear the cut is.
+    """
+    within = figures.get("intra_min", ())
+    shown = [side for side, least in enumerate(within) if least is not None and least > figures["cross_max"]]
+    return shown[0] if len(shown) == 1 else None
+
+
 def noise(similarity: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each update's noise gamma, shape (n,), if all are of one distribution whose true update is their mean.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, cosine_from_gram
+from aggregator.numerics.robust import FEWEST_TRIMMED
 from aggregator.strategies.base import (
     Average,
     ClientUpdate,
@@ -45,6 +46,7 @@ from aggregator.strategies.cfl.split import (
     candidates,
     find_cuts,
     has_gap,
+    lone_group,
     looked_cuts,
     partition_of,
     settled,
@@ -75,7 +77,7 @@ NEAR: Final = 10
 MAX_EXTENSIONS: Final = 6
 """How often the trial of a cut with a separation gap goes on: the control trains as many rounds as the halves, then these do."""
 MOST_LOST: Final = 0.1
-"""Devices lose by statistics of their own if it is more than this share of the other side's gain by theirs."""
+"""Devices lose by a split that the other side alone shows if it is more than this share of that side's gain."""
 ABSENT: Final = (
     f"in more than {MAX_WAITS} rounds too few of one half's devices answered: it is tried again when they do"
 )
@@ -355,12 +357,15 @@ class Cfl(Common):
             "untrained_p": [v.p_value for v in untrained],
         }
         tried = state.clusters[trial.cluster].refused + trial.extended
-        convinced = self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)
-        single = [[v] for v in verdicts] if trial.scaled else []
+        both = self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)
+        # The rest, of several groups, hardly gains if one group leaves it; of fewer devices, it would be those that fit nowhere.
+        lone, sizes = lone_group(trial.figures), [v.devices for v in verdicts]
+        leaves = lone is not None and FEWEST_TRIMMED <= sizes[lone] <= sizes[1 - lone]
+        single = [[v] for side, v in enumerate(verdicts) if trial.scaled or (leaves and side == lone)]
         gap = has_gap(trial.figures)
         # The statistics have shown two groups, without a look at any loss: it is enough that neither loses.
-        convinced |= trial.scaled and gap and all(v.margin > 0 for v in verdicts)
-        if not (convinced or any(self.settings.convinces(one, tried) for one in single)):
+        both |= trial.scaled and gap and all(v.margin > 0 for v in verdicts)
+        if not (both or any(self.settings.convinces(one, tried) for one in single)):
             has_time = trial.extended < MAX_EXTENSIONS or round_ == self.run.recipe.rounds
             weak = any(map(goes_on, single)) or (gap and goes_on(verdicts))
             if weak and has_time:
@@ -374,8 +379,8 @@ class Cfl(Common):
         control = state.clusters[trial.cluster]
         parent = dataclasses.replace(control, slot=trial.before)
         left, right = trial.left, trial.right
-        if trial.scaled:
-            # Devices that lose by their statistics, of which one may be false, go on as before.
+        if trial.scaled or not both:
+            # Devices that lose by the split, or by their statistics, of which one may be false, go on as before.
             bound = -MOST_LOST * max(v.margin for v in verdicts)
             renamed = {h.model: state.next_id + i for i, h in enumerate((left, right)) if verdicts[i].margin < bound}
             left, right = (
@@ -385,7 +390,7 @@ class Cfl(Common):
             state = dataclasses.replace(
                 state,
                 cuts={renamed.get(model, model): cut for model, cut in state.cuts.items()},
-                kept=state.kept.union(renamed.values()),
+                kept=state.kept.union(renamed.values() if trial.scaled else ()),
                 next_id=state.next_id + 2,
             )
         state = dataclasses.replace(state, trials=trials)

@@ -27,6 +27,7 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     GROUPS,
     TRIED,
     TRUTH,
+    D,
     Quadratic,
     cfl,
     partition,
@@ -106,6 +107,36 @@ def test_refused_trial_keeps_its_training():
     detail = rounds.events[1].detail
     assert (detail["prefer"], detail["margin"]) == ([0.0, 0.0], [0.0, 0.0])
     assert detail["reason"].startswith("0% of one half's")
+
+
+class LoneGains(Quadratic):
+    """The half that is one group gains by the split, and the other loses."""
+
+    def __call__(self, device, assignment, round_):
+        given = super().__call__(device, assignment, round_)
+        if not assignment.margins:
+            return given
+        (trial,) = self.rounds.state.trials.values()
+        (half,) = (h for h in (trial.left, trial.right) if device in h.members)
+        margin = 0.2 if len({name[0] for name in half.members}) == 1 else -0.05
+        return dataclasses.replace(given, margins=(margin, margin))
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_one_group_may_leave_alone(size):
+    """Five devices of one direction leave the rest, which goes on with the control; of fewer, one liar could."""
+    far = {"a": 4.0 * np.eye(D)[0], "b": 8.0 * np.eye(D)[1], "c": -8.0 * np.eye(D)[1]}
+    goals = {f"{group}-{i}": far[group] + 0.1 * np.eye(D)[5 + i] for group in far for i in range(size)}
+    rounds = cfl(tuple(sorted(goals)), **TRIED)
+    answer = LoneGains(rounds, goals)
+    run_until_quiet(rounds, answer, most=4)
+    control = rounds.state.clusters[0].slot
+    rounds.step(answer)
+    assert [e.kind for e in rounds.events] == ["trial-opened", "split" if size == 5 else "split-refused"]
+    if size == 5:
+        left, rest = sorted(rounds.state.clusters.values(), key=lambda c: len(c.members))
+        assert len({name[0] for name in left.members}) == 1
+        assert rest.slot.version == control.version + 1, "the control, moved by the mean of all in the last round"
 
 
 class SlowGain(Quadratic):
