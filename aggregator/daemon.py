@@ -321,7 +321,7 @@ class Daemon:
         """Whether no run is left and every upload to the last one is acknowledged, or the time for reminders is over."""
         if self._held_back:
             return False
-        if self._service is None or self._service.uploads.all_answered:
+        if self._service is None or self._service.uploads.answers.complete:
             return True
         if self._end_s is None:
             self._end_s = time.monotonic() + LAST_ANSWERS_S
@@ -413,7 +413,7 @@ class Daemon:
             self._let_go()
             return
         # A device that declined the final round sends no upload, so it waits for no answer.
-        service.uploads.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
+        service.uploads.answers.end(last["round"], set(last["missing"]) - set(last.get("declined", ())))
         LOG.info("run finished", extra={"kv": {"run": plan.run}})
 
     def _read_mail(self, message: Message) -> None:
@@ -448,13 +448,12 @@ class Daemon:
         self._manager.alive(now_s)
         if self._manager.wants_status(now_s):
             self._manager.status(service_line(self._live.facts(self._run_facts())), now_s)
-        self._page.keep_up(lambda: self._live.facts(self._run_facts()), self._served_plan, time.monotonic())
+        self._page.keep_up(
+            lambda: self._live.facts(self._run_facts()), lambda: None if service is None else service.plan, now_s
+        )
 
     def _run_facts(self) -> RunStatus | None:
         return None if self._service is None else self._service.facts()
-
-    def _served_plan(self) -> RunPlan | None:
-        return None if self._service is None else self._service.plan
 
     def _refresh_status(self) -> None:
         """Write the facts now, for the answer to a request."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from aggregator.rounds.engine import Engine
     from aggregator.status.watch import FleetWatch
-    from shoal.protocol.chunking import ChunkHeader, ChunkKind
+    from shoal.protocol.chunking import ChunkHeader
     from shoal.transport.base import Message, Transport
 
 
@@ -99,11 +99,9 @@ class Inbound:
         Raises:
             WireError: malformed, too large, of another kind, or there is no room for it.
         """
-        return self.chunks.collect(device, chunk, now_s, self._allowed(device, state), parsed=parsed)
-
-    def _allowed(self, device: str, state: EngineState) -> Mapping[ChunkKind, int]:
         upload = channels.UPLOAD.limit(self.upload_bytes(device, state))
-        return {**upload, **channels.DECLINE.limit(), **channels.REMINDER.limit()}
+        allowed = {**upload, **channels.DECLINE.limit(), **channels.REMINDER.limit()}
+        return self.chunks.collect(device, chunk, now_s, allowed, parsed=parsed)
 
     def upload_bytes(self, device: str, state: EngineState) -> int:
         """Return the size in bytes of the largest sealed upload that a device may send in ``state``."""

@@ -29,12 +29,11 @@ from crypto.seal.envelope import open_from_member, read_head, seal_message_to_me
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol import channels
-from shoal.protocol.chunking import split
 from shoal.protocol.codec import MAX_STRING_BYTES, decode, encode
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Transport
+from shoal.transport.base import Transport, publish_in_chunks
 from shoal.util.console import second
 
 LOG = logging.getLogger("shoal.aggregator")
@@ -124,7 +123,7 @@ class OwnerRequests:
             fleet=self._membership.fleet,
             request=transfer.transfer_id,
             outcome=outcome,
-            accepted=self._orders.accepted,
+            accepted=self._orders.record.accepted,
             answered_at_s=int(self._clock()),
             reason=reason[:TEXT_CHARS],
             hint=hint[:TEXT_CHARS],
@@ -147,10 +146,10 @@ class OwnerRequests:
 
     def _check(self, request: OwnerRequest) -> None:
         now_s = int(self._clock())
-        if request.sequence <= self._orders.accepted:
+        if request.sequence <= self._orders.record.accepted:
             raise UnfulfilledError(
                 Outcome.REPLAYED,
-                f"request {request.sequence} comes after request {self._orders.accepted}",
+                f"request {request.sequence} comes after request {self._orders.record.accepted}",
                 hint=REPLAYED_HINT,
             )
         if request.expires_at_s < now_s:
@@ -160,10 +159,11 @@ class OwnerRequests:
                 hint="set the clocks of both machines (timedatectl set-ntp true); or the request came late: send it again",
             )
 
-        if request.expires_at_s < self._orders.restored_at_s + REQUEST_LIFE_S:
+        restored_at_s = self._orders.record.restored_at_s
+        if request.expires_at_s < restored_at_s + REQUEST_LIFE_S:
             raise UnfulfilledError(
                 Outcome.EXPIRED,
-                f"the request was made before the aggregator was restored from a backup, at {second(self._orders.restored_at_s)}",
+                f"the request was made before the aggregator was restored from a backup, at {second(restored_at_s)}",
                 hint="send it again; if that fails as well, set the clocks of both machines",
             )
 
@@ -173,6 +173,5 @@ class OwnerRequests:
             parcel = seal_message_to_member(self._membership.identity, key, head, encode(answer), body)
         except ValueError as error:
             raise WireError("a request with a key that nothing can be sealed to") from error
-        kind, size = channels.ANSWER.kind, self._transport.chunk_bytes
-        for chunk in split(parcel.payload, kind=kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
-            self._transport.publish(self._topics.owner_answer, chunk)
+        topic, kind = self._topics.owner_answer, channels.ANSWER.kind
+        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id)

@@ -79,7 +79,7 @@ from shoal.protocol.states import (
     spare_number,
 )
 from shoal.protocol.topics import Topics
-from shoal.transport.base import Connected, Disconnected, Transport, TransportEvent
+from shoal.transport.base import Connected, Disconnected, Transport, TransportEvent, publish_in_chunks
 from shoal.transport.retained import RetainedPublisher, out_of_memory, stored
 from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.util.files import write_atomic
@@ -350,37 +350,27 @@ class Publisher:
         return self._retained.publish(base, payload, kind=channel.kind, round_=round_, name=parcel.transfer_id)
 
     def answer(
-        self, member: Member, run: RunPlan, round_: int, transfer: bytes, action: Action, reason: str = ""
+        self,
+        member: Member,
+        run: RunPlan,
+        round_: int,
+        transfer: bytes,
+        action: Action,
+        reason: str = "",
+        missing: tuple[int, ...] = (),
     ) -> None:
-        """Send one device the acknowledgement or refusal of its upload."""
-        self._control(
-            member,
-            Control(
-                fleet=run.fleet,
-                device=member.name,
-                action=action,
-                run=run.run,
-                round=round_,
-                transfer=transfer,
-                missing=(),
-                reason=reason,
-            ),
-        )
-
-    def ask_again(self, member: Member, run: RunPlan, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
-        """Ask one device to retransmit missing chunks of its upload, as many as one packet can list."""
-        missing = missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4]
-        nack = Control(
+        """Tell one device about its upload, under the key in use now; of missing chunks as many as one packet can list."""
+        control = Control(
             fleet=run.fleet,
             device=member.name,
-            action=Action.NACK,
+            action=action,
             run=run.run,
             round=round_,
             transfer=transfer,
-            missing=missing,
-            reason="chunks missing",
+            missing=missing[: (self._transport.chunk_bytes - CONTROL_BYTES) // 4],
+            reason=reason,
         )
-        self._control(member, nack)
+        self._workers.submit(partial(self._send_control, member, control, self._group), key=member.name)
 
     def announce_again(self, devices: Iterable[str], round_: int) -> None:
         """Send the announcement of round ``round_``, the one published last, to single devices, which may not have heard it."""
@@ -396,19 +386,14 @@ class Publisher:
         """Send the owner's newest roster to a device that it revokes, sealed to the device, which lacks the broadcast key."""
         head = channels.REVOCATION.head(self._group.fleet, self._identity.name, member.name)
         parcel = seal_message_to_member(self._identity, member.seal_key, head, signed)
-        kind, size = channels.REVOCATION.kind, self._transport.chunk_bytes
-        for chunk in split(parcel.payload, kind=kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
-            self._transport.publish(self._topics.ctl(member.name), chunk)
-
-    def _control(self, member: Member, control: Control) -> None:
-        """Have a message to one device sealed and published; it is under the key in use now."""
-        self._workers.submit(partial(self._send_control, member, control, self._group), key=member.name)
+        topic, kind = self._topics.ctl(member.name), channels.REVOCATION.kind
+        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id)
 
     def _send_control(self, member: Member, control: Control, group: GroupKey) -> None:
         head = channels.CONTROL.head(control.fleet, self._identity.name, member.name)
         parcel = seal_message_to_group(self._identity, group, head, encode(control))
-        for chunk in split(parcel.payload, kind=channels.CONTROL.kind, round=control.round, name=parcel.transfer_id):
-            self._transport.publish(self._topics.ctl(member.name), chunk)
+        topic, kind = self._topics.ctl(member.name), channels.CONTROL.kind
+        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id, control.round)
 
     def republish(self) -> None:
         """Publish all retained messages again, for a broker that restarted."""
@@ -549,7 +534,7 @@ class NoticeBoard:
         order = Order.GO if plan is None else self._orders.of(plan.run_id)
         notice = Notice(
             fleet=self._membership.fleet,
-            sequence=self._orders.accepted,
+            sequence=self._orders.record.accepted,
             sent_at_s=int(self._clock()),
             run=0 if plan is None else plan.run,
             run_id=NO_RUN if plan is None else plan.run_id,

@@ -229,16 +229,13 @@ def limited_by(
         out_of_step: device -> rounds in which it was left out because most devices held another state of its model.
         apart: device -> rounds that named it since its updates or margins differ from all others'.
     """
-    said = []
-    if refused_norm:
-        said.append(f"left out, norm above ten times the median: {_counted(refused_norm)}")
-    if capped:
-        said.append(f"weight capped: {_counted(capped)}")
-    if out_of_step:
-        said.append(f"left out, trained from another state than most: {_counted(out_of_step)}")
-    if apart:
-        said.append(f"stands apart from its cluster: {_counted(apart)}")
-    return "; ".join(said)
+    limits = (
+        ("left out, norm above ten times the median", refused_norm),
+        ("weight capped", capped),
+        ("left out, trained from another state than most", out_of_step),
+        ("stands apart from its cluster", apart),
+    )
+    return "; ".join(f"{words}: {_counted(found)}" for words, found in limits if found)
 
 
 def _counted(rounds: Mapping[str, int]) -> str:

@@ -96,7 +96,8 @@ class RunService:
     """Drives one run to its end.
 
     Attributes:
-        state: the engine's state.
+        plan: the owner's run plan.
+        state: the engine's; there is none before `start`.
         finished: whether the final round is closed and recorded. Uploads and reminders are answered even then.
         uploads: the run's uploads.
         computing: whether a round is being closed on another thread.
@@ -143,7 +144,8 @@ class RunService:
         self._numerics = workers.numerics
         self.watch = watch or FleetWatch()
         self._membership = membership
-        self._run = run
+        self.plan = run
+        self.state: EngineState
         self._transport = transport
         self._topics = Topics(run.fleet)
         self._store = store_factory(directory / f"run-{run.run:06d}", run)
@@ -222,29 +224,19 @@ class RunService:
 
     def _opener_of(self, parts: RunPackage) -> CellOpener | None:
         """Return what opens the sums of a run with a keeper, and lets its strategy look; None for another run."""
-        if self._run.keeper is None:
+        if self.plan.keeper is None:
             return None
         opener = CellOpener(
-            self._run,
+            self.plan,
             encode(dataclasses.replace(parts, task=b"", origins=b"", deals=())),
             self._store.directory,
             lambda: self._membership.roster,
             self._messages.ask_keeper,
         )
         strategy = inner_of(self._engine.strategy)
-        if self._run.looks and isinstance(strategy, Looking):
+        if self.plan.looks and isinstance(strategy, Looking):
             strategy.look = opener.look_with(parts.deals, self._membership)
         return opener
-
-    @property
-    def plan(self) -> RunPlan:
-        """The owner's run plan."""
-        return self._run
-
-    @property
-    def state(self) -> EngineState:
-        """The engine's state; there is none before `start`."""
-        return self._state
 
     def start(self, now_s: float) -> None:
         """Subscribe, and begin the run or resume it from the store. For a finished run, only acknowledge late uploads."""
@@ -264,13 +256,13 @@ class RunService:
         self._publisher.roster(self._roster_sent, member.roster)
         if snapshot is not None and self._store.over():
             received = self._store.received(snapshot.round)
-            self._state = self._engine.over(devices, snapshot.round, snapshot.metadata, received)
+            self.state = self._engine.over(devices, snapshot.round, snapshot.metadata, received)
             self._end()
             return
         self._publisher.run(self._package)
         self._package = b""
         if snapshot is None:
-            self._state, actions = self._engine.begin(devices, member.grant.keys_since, self._members)
+            self.state, actions = self._engine.begin(devices, member.grant.keys_since, self._members)
             self._carry_out(actions)
             self._obey(self._order)
             self._hold_keys()
@@ -278,10 +270,10 @@ class RunService:
         with readable(self._store.directory):
             before, held = load(self._engine.strategy.state_type, snapshot.document, snapshot.vectors)
         again = self._store.uploads(snapshot.round)
-        self._state, actions = self._engine.resume(
+        self.state, actions = self._engine.resume(
             devices, before, held, snapshot.round, snapshot.available, snapshot.metadata, self._members
         )
-        LOG.info("resumed", extra={"kv": {"run": self._run.run, "round": snapshot.round, "uploads": len(again)}})
+        LOG.info("resumed", extra={"kv": {"run": self.plan.run, "round": snapshot.round, "uploads": len(again)}})
         self._carry_out(actions)
         # Before the uploads, which may close the round; but a stop at once must not close it without them.
         self._obey(Order.STOP if self._order.stops else self._order)
@@ -303,7 +295,7 @@ class RunService:
     def _obey(self, order: Order) -> None:
         if WORDS[order] != self._said:
             words = WORDS[order] or "resumed by the owner"
-            LOG.info(f"run {words}", extra={"kv": {"run": self._run.run, "round": self._state.round}})
+            LOG.info(f"run {words}", extra={"kv": {"run": self.plan.run, "round": self.state.round}})
         self._said = WORDS[order]
         # No device takes part in the final round of another history: the daemon drops such a run.
         if not self.finished and not (self.odd and order.stops):
@@ -319,10 +311,10 @@ class RunService:
 
     def _hold_keys(self) -> None:
         """Tell the engine about secrets that are newer than the run's, if there are any."""
-        member, run = self._membership, self._run
+        member, run = self._membership, self.plan
         if member.next is not None:
             self.feed(KeysHeld(member.next.keys_since))
-        if run.follows and run.key_version != member.roster.keys_since and not self._state.held.closed:
+        if run.follows and run.key_version != member.roster.keys_since and not self.state.held.closed:
             # Devices that had not begun it by now never will. The order's next turn is under the newer keys.
             LOG.warning(
                 "run dropped: the owner has drawn new keys before its first round", extra={"kv": {"run": run.run}}
@@ -363,7 +355,7 @@ class RunService:
         """Name the device that has signed a false message; a false answer to the open round is as good as none."""
         self.watch.devices.refused(error.device, str(error))
         if topic == self._topics.up(error.device):
-            self.feed(Declined(error.device, self._engine.nonce(self._state.round), DeclineReason.UPLOAD))
+            self.feed(Declined(error.device, self._engine.nonce(self.state.round), DeclineReason.UPLOAD))
 
     def _on_message(self, topic: str, payload: bytes, *, retained: bool) -> None:
         now_s, parsed = self._now_s, self._topics.parse(topic)
@@ -394,7 +386,7 @@ class RunService:
     def _origins_of(self, device: str) -> tuple[int, ...]:
         """Return the origins of a later run of a standing order that a device holds: models of the run before, or of this one."""
         held = self.watch.held.get(device)
-        here = (self._run.run, NO_TRANSCRIPT), self._before
+        here = (self.plan.run, NO_TRANSCRIPT), self._before
         return () if held is None or (held.run, held.transcript) not in here else held.own
 
     def flush(self, now_s: float) -> None:
@@ -411,9 +403,9 @@ class RunService:
         self._now_s = now_s
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._deadline_s = None
-            self.feed(DeadlinePassed(self._state.round))
-            if self._deadline_s is None and self._state.plan is not None:  # it still waits, and each deadline counts
-                self._deadline_s = now_s + self._run.recipe.deadline_s
+            self.feed(DeadlinePassed(self.state.round))
+            if self._deadline_s is None and self.state.plan is not None:  # it still waits, and each deadline counts
+                self._deadline_s = now_s + self.plan.recipe.deadline_s
         self._close_again(now_s)
         if now_s - self._looked_s >= LOOK_S:  # not on every tick: it looks at all transfers
             self._looked_s = now_s
@@ -423,25 +415,25 @@ class RunService:
         if not self.finished:
             lost = bool(self.watch.connection.facts.reason)
             workers = self.obstacle or self.odd or self.waits_for_workers
-            self._lines.waiting(self._state, now_s, lost=lost, computing=self.computing, workers=workers)
+            self._lines.waiting(self.state, now_s, lost=lost, computing=self.computing, workers=workers)
 
     def _announce_again(self, now_s: float) -> None:
         """Send the announcement to the devices that the round waits for, if that is due: their subscription may be lost."""
         if now_s - self._announced_s < self._announce_pause_s or self.finished or self.computing:
             return
         self._announced_s, self._announce_pause_s = now_s, 2 * self._announce_pause_s
-        state = self._state
+        state = self.state
         silent = [d for d in state.waiting if d in state.online and d not in state.unable]
         if silent:
             self._publisher.announce_again(silent, state.round)
 
     def status(self) -> str:
         """Return one line that says what the run is waiting for."""
-        return self.obstacle or self.odd or self.waits_for_workers or waiting_for(self._state, computing=self.computing)
+        return self.obstacle or self.odd or self.waits_for_workers or waiting_for(self.state, computing=self.computing)
 
     def _compare_histories(self) -> None:
         """Say once that this aggregator's own history of the run is the odd one, if enough devices have signed another."""
-        odd, before = odd_history(self._state, self._presences.heads), self.odd
+        odd, before = odd_history(self.state, self._presences.heads), self.odd
         self.odd = odd
         if odd and not before:
             LOG.error("this aggregator's history is the odd one", extra={"kv": {"reason": odd, "hint": ODD_HINT}})
@@ -451,15 +443,15 @@ class RunService:
         """What the open round waits for at the workers; empty if it waits for none of them."""
         if self.finished:
             return ""
-        words = waiting_words(self._run, self._messages.absent, self.uploads.lacks)
+        words = waiting_words(self.plan, self._messages.absent, self.uploads.lacks)
         if not words and self.computing and self._opener is not None and not self._opener.answered:
-            return f"round {self._state.round} waits for the keeper's answer"
+            return f"round {self.state.round} waits for the keeper's answer"
         return words
 
     def facts(self) -> RunStatus:
         """Return the facts of the run for `shoal-aggregator status`."""
-        deadline_at_s = self._since_s + int(self._run.recipe.deadline_s)
-        facts = run_facts(self._state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
+        deadline_at_s = self._since_s + int(self.plan.recipe.deadline_s)
+        facts = run_facts(self.state, since_s=self._since_s, deadline_at_s=deadline_at_s, computing=self.computing)
         if not self.finished:
             workers, said = self._messages.facts(self.uploads.lacks), self._lines
             facts = dataclasses.replace(facts, workers=workers, line=said.line, lacks=said.figures or None)
@@ -487,7 +479,7 @@ class RunService:
             return
         roster, before = self._membership.roster, self._members
         self._roster_sent = self._membership.roster_bytes
-        self._members = roster.only(self._run.recipe.only)
+        self._members = roster.only(self.plan.recipe.only)
         self._publisher.roster(self._roster_sent, roster)
         LOG.info("new roster", extra={"kv": {"sequence": roster.sequence}})
         self.feed(Rostered(self._members))
@@ -496,7 +488,7 @@ class RunService:
             member = self._members.device(device)
             if member is not None and member != before.device(device):
                 self._drop(device)  # replaced: the one that has its name now is a newcomer
-        if self._run.recipe.only:
+        if self.plan.recipe.only:
             # Devices that have the run's label only now are connected already.
             self._transport.subscribe(self._topics.filter(TopicKind.STATE))
 
@@ -527,7 +519,7 @@ class RunService:
         here = [
             CameOnline(d)
             for d in uploaders
-            if d not in left and d not in self._state.online and self._members.device(d) is not None
+            if d not in left and d not in self.state.online and self._members.device(d) is not None
         ]
         self._handle(*here, *updates)
 
@@ -546,13 +538,13 @@ class RunService:
                 self._lines.came(event.device)
             elif isinstance(event, Declined):
                 self.watch.devices.declined(event.device, event.reason)
-        before = self._state
+        before = self.state
         recorded = self._engine.record(before, events)
         work = self._engine.closing_work(recorded)
         if work < self._long_work:
             self._move(*self._engine.advance(before, recorded))
             return
-        self._state, self.computing = recorded, True
+        self.state, self.computing = recorded, True
         self._close(before, recorded)
 
     def _close(self, before: EngineState, recorded: EngineState) -> None:
@@ -589,7 +581,7 @@ class RunService:
     def _on_computed(self, transition: Transition | ShardsUnavailableError | NumericsError) -> None:
         if isinstance(transition, NumericsError):
             # The same updates give the same error, so there is no other attempt; devices are still answered.
-            self.obstacle = f"round {self._state.round} can't be closed: {transition}"
+            self.obstacle = f"round {self.state.round} can't be closed: {transition}"
             LOG.error("the round can't be closed", extra={"kv": {"reason": transition, "hint": UNCLOSABLE_HINT}})
             return
         if isinstance(transition, ShardsUnavailableError):
@@ -608,7 +600,7 @@ class RunService:
         self.uploads.review()
 
     def _move(self, state: EngineState, actions: tuple[object, ...]) -> None:
-        self._state = state
+        self.state = state
         self._carry_out(actions)
         if state.finished and not self.finished:
             self._end()  # stopped before its first round: there is nothing to announce
@@ -646,14 +638,14 @@ class RunService:
             self._end()
 
     def _begin_deadline(self) -> None:
-        self._deadline_s = self._now_s + self._run.recipe.deadline_s
+        self._deadline_s = self._now_s + self.plan.recipe.deadline_s
         self._since_s = int(self.watch.clock())
 
     def _end(self) -> None:
         """Release everything that answers to devices do not need."""
         self.finished, self._deadline_s = True, None
-        held = HeldModels.none(self._state.held.key_version)
-        self._state = dataclasses.replace(self._state, strategy=None, held=held)
+        held = HeldModels.none(self.state.held.key_version)
+        self.state = dataclasses.replace(self.state, strategy=None, held=held)
         self._store.erase()
 
     def _finish(self, last: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
@@ -662,9 +654,9 @@ class RunService:
         If the process stops in between, the round closes again after the restart, since it is not recorded yet.
         """
         self._messages.order(last.plan, last.nonce, last.held, finished=True)
-        self._publisher.open_round(self._run, self._members, last)
+        self._publisher.open_round(self.plan, self._members, last)
         encoded = dump(last.before, last.held)
-        self._store.snapshot(last.plan.round, last.available, encoded, self._state.resume_metadata, closed)
+        self._store.snapshot(last.plan.round, last.available, encoded, self.state.resume_metadata, closed)
 
     def _open(self, opened: OpenRound, closed: tuple[int, dict[str, Any]] | None) -> None:
         """Announce a round and make its snapshot durable.
@@ -675,7 +667,7 @@ class RunService:
         before = dump(opened.before, opened.held)
 
         def keep() -> None:
-            self._store.snapshot(opened.plan.round, opened.available, before, self._state.resume_metadata, closed)
+            self._store.snapshot(opened.plan.round, opened.available, before, self.state.resume_metadata, closed)
 
         version = opened.held.key_version
         newer_keys = self._membership.newer(version) is not None
@@ -687,7 +679,7 @@ class RunService:
             self._use_version(version)
         # Before the announcement: no device's part may come before the order that allows it.
         self._messages.order(opened.plan, opened.nonce, opened.held)
-        self._publisher.open_round(self._run, self._members, opened)
+        self._publisher.open_round(self.plan, self._members, opened)
         self._announced_s, self._announce_pause_s = self._now_s, ANNOUNCE_AGAIN_S
         if follows:
             keep()

@@ -6,7 +6,6 @@ permuted vectors is the permuted mean bit for bit. A round replayed after a cras
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -89,7 +88,9 @@ def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float6
         raise NumericsError(f"weights have shape {values.shape}, not ({count},)")
     # Negated, since NaN fails every comparison and must be refused too.
     for position in np.flatnonzero(~((values == 0) | ((values >= MIN_WEIGHT) & (values <= MAX_WEIGHT)))):
-        raise NumericsError(_weight_message(float(values[position]), f"weight {position}"))
+        raise NumericsError(
+            f"weight {position} is {values[position]:g}, neither 0 nor from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+        )
     if not values.any():
         raise NumericsError("all weights are 0")
     return values
@@ -107,8 +108,3 @@ def _add_product(
     if weight != 1.0:
         piece = np.multiply(piece, np.float32(weight), out=product[: total.size])
     np.add(total, piece, out=total)
-
-
-def _weight_message(weight: float, what: str) -> str:
-    shown = f"{weight:g}" if math.isfinite(weight) else str(weight)
-    return f"{what} is {shown}, neither 0 nor from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.checks import NumericsError, scipy_module
-from aggregator.numerics.parted import PartedVector, is_parted
+from aggregator.numerics.parted import PartedVector, VectorSpace, is_parted
 from aggregator.numerics.rows import Updates, bad_rows, check_pair, check_rows, chunk_pairs, column_chunks
 from shoal.errors import ConfigError
 
@@ -171,12 +171,21 @@ SAFE_SQUARED_NORM: Final = (1e-24, 1e30)
 """Range of squared norms within which a row's squares neither vanish nor overflow in float32; other rows are scaled first."""
 
 
-def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.float64]:
+def space_of(updates: Updates, backend: Backend | None = None) -> Backend | VectorSpace:
+    """Return what forms products of ``updates``: the workers that hold their parts, else ``backend``, numpy if None."""
+    return updates[0].space if is_parted(updates) else backend or NumpyBackend()
+
+
+def gram(updates: Updates, *, backend: Backend | None = None, precise: bool = False) -> NDArray[np.float64]:
     """Return all dot products between ``updates``.
+
+    Precise products take twice the time and have errors of 1e-15 instead of 1e-7: a singular value is the root of an eigenvalue,
+    so an error of 1e-7 in the products becomes up to 3e-4 of the largest singular value.
 
     Args:
         updates: shape (n, d), float32, finite, n at least 2.
         backend: numpy by default.
+        precise: form the products in float64.
 
     Returns:
         shape (n, n), float64, exactly symmetric.
@@ -184,49 +193,17 @@ def gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.floa
     Raises:
         NumericsError: wrong shape or dtype, NaN or infinities, or products beyond float32's range.
     """
-    return _finite(_gram(updates, backend), updates)
-
-
-def precise_gram(updates: Updates, *, backend: Backend | None = None) -> NDArray[np.float64]:
-    """Return ``gram`` of ``updates`` with float64 products: half as fast, errors of 1e-15 instead of 1e-7.
-
-    A singular value is the root of an eigenvalue, so an error of 1e-7 in the products becomes up to 3e-4 of the largest
-    singular value.
-
-    Args:
-        updates: shape (n, d), float32, finite, n at least 2.
-        backend: numpy by default.
-
-    Returns:
-        shape (n, n), float64, exactly symmetric.
-
-    Raises:
-        NumericsError: as ``gram``.
-    """
-    return _finite(_gram(updates, backend, precise=True), () if is_parted(updates) else updates)
+    found = space_of(updates, backend).gram(updates, precise=precise)
+    if not np.isfinite(found).all():
+        raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
+    return found
 
 
 def products(
     updates: Updates, others: Sequence[NDArray[np.float32]], *, backend: Backend | None = None
 ) -> NDArray[np.float64]:
     """Return the dot products of ``updates`` (n, d) with the vectors ``others``, k of (d,), float32, as (n, k), float64."""
-    if is_parted(updates) and is_parted(others):
-        return updates[0].space.products(updates, others)
-    return (backend or NumpyBackend()).products(updates, np.stack(others))
-
-
-def _gram(updates: Updates, backend: Backend | None, *, precise: bool = False) -> NDArray[np.float64]:
-    if is_parted(updates):
-        if len(updates) < 2:
-            raise NumericsError(f"{len(updates)} updates, but at least 2 are needed")
-        return updates[0].space.gram(updates, precise=precise)
-    return (backend or NumpyBackend()).gram(updates, precise=precise)
-
-
-def _finite(products: NDArray[np.float64], updates: Updates) -> NDArray[np.float64]:
-    if not np.isfinite(products).all():
-        raise NumericsError(f"dot products are not finite; rows with NaN or infinities: {bad_rows(updates)}")
-    return products
+    return space_of(updates, backend).products(updates, others)
 
 
 def cosine_from_gram(products: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -275,12 +252,12 @@ def cosine_matrix(updates: Updates, *, backend: Backend | None = None) -> NDArra
     Raises:
         NumericsError: fewer than two rows, another dtype than float32, NaN or infinities.
     """
-    products = _gram(updates, backend)
+    products = space_of(updates, backend).gram(updates)
     squared = np.diagonal(products)
     low, high = SAFE_SQUARED_NORM
     unsafe = ~((squared > low) & (squared < high))
     if unsafe.any():
-        products = _gram(_rescale(updates, unsafe), backend)
+        products = space_of(updates, backend).gram(_rescale(updates, unsafe))
     return cosine_from_gram(products)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops, precise_gram
+from aggregator.numerics.backend import Backend, NumpyBackend, gram_flops
 from aggregator.numerics.backend import gram as gram_of
 from aggregator.numerics.checks import NumericsError, check_square
 from aggregator.numerics.parted import is_parted
@@ -53,9 +53,8 @@ def edc(updates: Updates, directions: int, *, backend: Backend | None = None) ->
     """
     count, length = check_rows(updates, least=2)
     small = backend is None and gram_flops(count, length) <= PRECISE_FLOPS
-    if is_parted(updates) or small or (backend is not None and backend.name.startswith("torch:cuda")):
-        return edc_from_gram(precise_gram(updates, backend=backend), directions)
-    return edc_from_gram(gram_of(updates, backend=backend), directions)
+    precise = is_parted(updates) or small or (backend is not None and backend.name.startswith("torch:cuda"))
+    return edc_from_gram(gram_of(updates, backend=backend, precise=precise), directions)
 
 
 def edc_from_gram(gram: NDArray[np.float64], directions: int) -> NDArray[np.float64]:

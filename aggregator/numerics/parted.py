@@ -10,7 +10,9 @@ Example: `mean_of([a, b], weights)` of two updates is a description of some 100 
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard
@@ -33,10 +35,10 @@ MOST_EXPONENT: Final = 127
 class VectorSpace(Protocol):
     """The workers, as the numerics see them. Each call waits for all of them."""
 
-    def gram(self, vectors: Sequence[PartedVector], *, precise: bool = False) -> NDArray[np.float64]:
+    def gram(self, vectors: Any, *, precise: bool = False) -> NDArray[np.float64]:
         """Return the products of n vectors with each other, (n, n), symmetric; ``precise`` forms them in float64."""
 
-    def products(self, vectors: Sequence[PartedVector], others: Sequence[PartedVector]) -> NDArray[np.float64]:
+    def products(self, vectors: Any, others: Any) -> NDArray[np.float64]:
         """Return the products of n vectors with k others, (n, k)."""
 
     def squared_norms(self, vectors: Sequence[PartedVector]) -> NDArray[np.float64]:
@@ -159,16 +161,7 @@ def wide_mean_of(vectors: Sequence[Any], weights: Sequence[float]) -> Any:
 
 def plain_mean_of(vectors: Sequence[Any], count: int) -> Any:
     """Return the sum of vectors (d,), float32, in the order given, over ``count``; all in float32."""
-    if is_parted(vectors):
-        total: Any = vectors[0]
-        for vector in vectors[1:]:
-            total = total + vector
-        return total / np.float32(count)
-    total = np.zeros_like(vectors[0])
-    for vector in vectors:
-        total += vector
-    total /= np.float32(count)
-    return total
+    return functools.reduce(operator.add, vectors) / np.float32(count)
 
 
 def check_gram_size(count: int) -> None:

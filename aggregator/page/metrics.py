@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from aggregator.status.facts import RunStatus
     from shoal.protocol.messages import Vitals
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLUSTERS: Final = 32
 """Clusters with metrics of their own: the largest ones."""
 MOST_LABELS: Final = 64
@@ -57,7 +56,9 @@ class FleetCollector(Collector):
 
 
 class Metrics:
-    """The metrics of the fleet and of this process, as text."""
+    """The metrics of the fleet and of this process, as text of a content type."""
+
+    content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, feed: Feed) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -65,7 +66,7 @@ class Metrics:
         ProcessCollector(namespace="shoal", registry=self._registry)
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format, CONTENT_TYPE."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

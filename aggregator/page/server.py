@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Final
 from aggregator.page.access import Access, Listen
 from aggregator.page.feed import UPDATE_S, Feed, Snapshot
 from aggregator.page.home_assistant import HomeAssistant
-from aggregator.page.metrics import CONTENT_TYPE, Metrics
 from aggregator.status.record import Facts
 from aggregator.storage.signed_runs import directory_of
 from shoal.errors import ConfigError, ShoalError, reason_of
@@ -39,6 +38,7 @@ from shoal.page.page import content_security_policy, data_of, live, still
 if TYPE_CHECKING:
     from aggregator.config import AggregatorConfig
     from aggregator.membership import AggregatorMembership
+    from aggregator.page.metrics import Metrics
     from aggregator.status.facts import LiveFacts
     from shoal.protocol.documents import RunPlan
     from shoal.transport.base import Transport
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, f"{reason or 'ready'}\n".encode())
 
     def _metrics(self) -> None:
-        self._answer(HTTPStatus.OK, self.server.metrics.text(), CONTENT_TYPE)
+        self._answer(HTTPStatus.OK, self.server.metrics.text(), self.server.metrics.content_type)
 
     def _page(self) -> None:
         policy = content_security_policy(connect=True)
@@ -398,7 +398,6 @@ def _server(address: str, token_file: Path | None, feed: Feed) -> PageServer:
     access = Access.load(Listen.parse(address), token_file)
     try:
         from aggregator.page.metrics import Metrics
-        from aggregator.page.server import PageServer
     except ImportError as error:
         raise ConfigError(
             "the fleet page needs prometheus-client", hint="install it with: pip install 'shoal[aggregator]'"

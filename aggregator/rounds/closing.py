@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from aggregator.numerics.backend import cosine_matrix
-from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
@@ -174,8 +173,6 @@ def sampled_cosines(updates: Sequence[ClientUpdate], clusters: Mapping[str, int]
 
 def _every(row: Float32Vector, step: int) -> Float32Vector:
     """Return every ``step``-th coordinate, in one piece."""
-    if is_parted([row]):
-        return row[::step]
     found = row[::step].copy()
     drop_pages([row])
     return found

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aggregator.numerics.averaging import weighted_mean
 from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.parted import PartedVector, check_gram_size, wide_mean_of
-from aggregator.numerics.rows import column_chunks
+from aggregator.numerics.rows import check_rows, column_chunks
 from shoal.errors import ShoalError
 from shoal.protocol.jobs import Job, JobDone, JobKind, MeanPlace, NodeKind, VectorNode
 
@@ -287,13 +287,14 @@ class Shards:
         self.number = 0
         self.round = 0
 
-    def gram(self, vectors: Sequence[PartedVector], *, precise: bool = False) -> NDArray[np.float64]:
+    def gram(self, vectors: Any, *, precise: bool = False) -> NDArray[np.float64]:
         """Return the products of vectors with each other, (n, n); see `VectorSpace`.
 
         Raises:
             NumericsError: they are too many for one matrix.
             ShardsUnavailableError: a worker is missing.
         """
+        check_rows(vectors, least=2)
         check_gram_size(len(vectors))
         return self._sums(JobKind.GRAM, vectors, precise=precise)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -16,18 +18,18 @@ from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.protocol import channels
 from shoal.protocol.cells import CellSums
 from shoal.protocol.channels import Channel
-from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, WorkerPresence
+from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, StoredPart, WorkerPresence
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.sums import MOST_CELLS
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
+from shoal.transport.base import Transport, publish_in_chunks
 
 if TYPE_CHECKING:
     from aggregator.membership import AggregatorMembership
+    from aggregator.storage.store import OpenedUpload
     from aggregator.strategies.base import RoundPlan
     from shoal.protocol.documents import Member, RunPlan
-    from shoal.transport.base import Transport
 
 READ_TOPICS = (TopicKind.REPORT, TopicKind.WORKER_STATE)
 
@@ -225,9 +227,7 @@ class WorkerMessages:
         head = channel.head(self._run.fleet, identity.name, worker.name)
         parcel = seal_message_to_member(identity, worker.seal_key, head, message)
         topic = self._topics.at(TopicKind.JOB, worker.name)
-        size = self._transport.chunk_bytes
-        for chunk in split(parcel.payload, kind=channel.kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
-            self._transport.publish(topic, chunk)
+        publish_in_chunks(self._transport, topic, parcel.payload, channel.kind, parcel.transfer_id)
 
 
 def _length(run: RunPlan, segment: str) -> int:
@@ -241,3 +241,66 @@ def waiting_words(run: RunPlan, absent: tuple[str, ...], lacks: Mapping[int, int
         return f"{'worker' if run.keeper is None else 'the keeper'} {', '.join(absent)} is not connected"
     late = [f"{run.workers[number].name} ({count})" for number, count in sorted(lacks.items())]
     return f"parts not reported by {', '.join(late)}" if late else ""
+
+
+class PartsGate:
+    """The uploads of the open round that wait for reports, at most one of each device, and the reports that came first."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, OpenedUpload] = {}
+        self._reported: dict[tuple[str, int], StoredPart] = {}
+        self._round = 0
+
+    @property
+    def held(self) -> tuple[OpenedUpload, ...]:
+        """The uploads that wait."""
+        return tuple(self._held.values())
+
+    def of(self, device: str) -> OpenedUpload | None:
+        """Return the upload of ``device`` that waits; None if absent."""
+        return self._held.get(device)
+
+    def hold(self, upload: OpenedUpload) -> OpenedUpload | None:
+        """Take an upload; return it with its norm if all its parts are reported already, and unchanged if it has none."""
+        if not upload.header.parts:
+            return upload
+        self._held[upload.ref.device] = upload
+        return self._complete(upload.ref.device)
+
+    def report(self, report: PartReport) -> list[OpenedUpload]:
+        """Take a worker's report; return the uploads that it completes, each with its norm."""
+        if report.round > self._round:
+            self._round, self._reported = report.round, {}
+        elif report.round < self._round:
+            return []
+        for part in report.parts:
+            self._reported[(part.device, report.worker)] = part
+        found = (self._complete(part.device) for part in report.parts)
+        return [upload for upload in found if upload is not None]
+
+    def withdraw(self, upload: OpenedUpload) -> None:
+        """Forget an upload whose round has closed."""
+        self._held.pop(upload.ref.device, None)
+
+    def lacks(self, workers: int) -> dict[int, int]:
+        """Return worker -> number of uploads that wait for its report."""
+        found: dict[int, int] = {}
+        for device, upload in self._held.items():
+            for worker in range(workers):
+                part = self._reported.get((device, worker))
+                if part is None or part.digest != upload.header.parts[worker]:
+                    found[worker] = found.get(worker, 0) + 1
+        return found
+
+    def _complete(self, device: str) -> OpenedUpload | None:
+        upload = self._held.get(device)
+        if upload is None:
+            return None
+        parts = [self._reported.get((device, worker)) for worker in range(len(upload.header.parts))]
+        squares = []
+        for part, digest in zip(parts, upload.header.parts, strict=True):
+            if part is None or (part.digest, part.phase) != (digest, upload.header.phase):
+                return None
+            squares.append(part.squared_norm)
+        del self._held[device]
+        return dataclasses.replace(upload, norm=math.sqrt(math.fsum(squares)))

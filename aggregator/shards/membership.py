@@ -19,13 +19,13 @@ from shoal.protocol.chunking import parse, split
 from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.jobs import WorkerPresence
 from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Transport, Will, publish_in_chunks
 from shoal.transport.rivals import Witness
 from shoal.util.files import private_directory
 from shoal.version import VERSION
 
 if TYPE_CHECKING:
     from shoal.protocol.reassembly import Transfer
-    from shoal.transport.base import Transport, Will
 
 RUNS_DIRECTORY: Final = "runs"
 
@@ -83,9 +83,8 @@ class WorkerMembership(Membership[AggregatorGrant]):
         aggregator, name = aggregator_of(self.roster), self.identity.name
         head = channel.head(self.fleet, name, aggregator.name)
         parcel = seal_message_to_member(self.identity, aggregator.seal_key, head, message, body)
-        topic, size = Topics(self.fleet).at(TopicKind.REPORT, name), transport.chunk_bytes
-        for chunk in split(parcel.payload, kind=channel.kind, round=0, chunk_bytes=size, name=parcel.transfer_id):
-            transport.publish(topic, chunk)
+        topic = Topics(self.fleet).at(TopicKind.REPORT, name)
+        publish_in_chunks(transport, topic, parcel.payload, channel.kind, parcel.transfer_id)
 
 
 def presence_of(membership: WorkerMembership, birth: int, *, online: bool) -> Will:

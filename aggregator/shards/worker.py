@@ -22,7 +22,7 @@ from crypto.seal.envelope import open_from_member, read_head, seal_message_to_gr
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
 from shoal.protocol import channels
-from shoal.protocol.chunking import ChunkKind, chunk_count, split
+from shoal.protocol.chunking import ChunkKind, chunk_count
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.jobs import (
@@ -51,7 +51,7 @@ from shoal.protocol.shards import (
 )
 from shoal.protocol.states import mean_number
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Message, Transport, TransportEvent
+from shoal.transport.base import Connected, Message, Transport, TransportEvent, publish_in_chunks
 from shoal.transport.retained import RetainedPublisher
 from shoal.util.log_throttle import Refusals
 
@@ -271,8 +271,8 @@ class WorkerService:
         )
         head = channels.PART_CONTROL.head(self.run.fleet, self._membership.identity.name, device)
         parcel = seal_message_to_group(self._membership.identity, self._membership.group, head, encode(control))
-        for chunk in split(parcel.payload, kind=channels.PART_CONTROL.kind, round=round_, name=parcel.transfer_id):
-            self._transport.publish(self._topics.at(TopicKind.PART_CTL, device), chunk)
+        topic, kind = self._topics.at(TopicKind.PART_CTL, device), channels.PART_CONTROL.kind
+        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id, round_)
 
     def flush(self, now_s: float) -> None:
         """Make the parts that arrived durable, and report them."""

@@ -74,7 +74,7 @@ def read_after(database: sqlite3.Connection, after: int = 0) -> Iterator[dict[st
     )
     for _, record, figures in found:
         if figures is None:
-            closed = (_no_figures() | json.loads(line) for line in _unpacked(record).splitlines())
+            closed = ({key: {} for key in DEVICE_FIGURES} | json.loads(line) for line in _unpacked(record).splitlines())
             yield from (closed_round for closed_round in closed if closed_round["round"] > after)
         else:
             yield json.loads(record) | json.loads(figures)
@@ -100,10 +100,6 @@ def read_latest(database: sqlite3.Connection, count: int) -> list[dict[str, Any]
     before = "SELECT round FROM rounds ORDER BY round DESC LIMIT 1 OFFSET ?"
     (after,) = database.execute(before, (count,)).fetchone() or (0,)
     return list(deque(read_after(database, after), maxlen=count))
-
-
-def _no_figures() -> dict[str, Any]:
-    return {key: {} for key in DEVICE_FIGURES}
 
 
 def _unpacked(block: bytes) -> bytes:

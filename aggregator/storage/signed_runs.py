@@ -90,19 +90,18 @@ class OwnerOrders:
     Args:
         directory: the aggregator's.
 
+    Attributes:
+        record: what the file says.
+        choice: the owner's newest signed `ModelChoice`; empty without one.
+
     Raises:
         IntegrityError, ConfigError: as `read_orders`.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._record = read_orders(directory)
-        self._choice = read_if_there(directory / CHOICE_FILE) or b""
-
-    @property
-    def choice(self) -> bytes:
-        """The owner's newest signed `ModelChoice`; empty without one."""
-        return self._choice
+        self.record = read_orders(directory)
+        self.choice = read_if_there(directory / CHOICE_FILE) or b""
 
     def choose(self, signed: bytes) -> None:
         """Store the owner's choice of models, durably.
@@ -111,21 +110,11 @@ class OwnerOrders:
             ConfigError: the file can't be written; the earlier choice stays.
         """
         write_atomic(self._directory / CHOICE_FILE, signed)
-        self._choice = signed
-
-    @property
-    def accepted(self) -> int:
-        """The highest number of a request that was accepted."""
-        return self._record.accepted
-
-    @property
-    def restored_at_s(self) -> int:
-        """Time at which the directory was restored from a backup, unix seconds; 0 if it never was."""
-        return self._record.restored_at_s
+        self.choice = signed
 
     def of(self, run_id: bytes) -> Order:
         """Return the order for a run."""
-        return self._record.of(run_id)
+        return self.record.of(run_id)
 
     def accept(self, sequence: int, run_id: bytes = b"", order: Order = Order.GO) -> None:
         """Record a request, durably, with its order for a run if it names one.
@@ -133,13 +122,13 @@ class OwnerOrders:
         Raises:
             ConfigError: the file can't be written; nothing has changed then.
         """
-        orders = dict(self._record.orders)
+        orders = dict(self.record.orders)
         if run_id:
             orders[run_id.hex()] = newest(self.of(run_id), order)
         kept = {run: order for run, order in orders.items() if order is not Order.GO}
-        record = dataclasses.replace(self._record, accepted=sequence, orders=kept)
+        record = dataclasses.replace(self.record, accepted=sequence, orders=kept)
         write_orders(self._directory, record)
-        self._record = record
+        self.record = record
 
 
 LOG = logging.getLogger("shoal.aggregator")

@@ -378,10 +378,13 @@ class Store:
         return done
 
     def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float) -> ClientUpdate:
-        vector, attached = None, memoryview(b"")
+        vector: Any = None
+        attached = memoryview(b"")
         if upload.parts:
             assert self.space is not None, "a run with workers has a space"
-            vector = parted_update(self.space, upload)
+            vector = PartedVector(
+                self.space, upload.length, NodeKind.UPDATE, device=upload.device, digests=upload.parts
+            )
         elif upload.length:
             vector = self._updates.view(upload.round, start, upload.length)
         if upload.attached:
@@ -525,12 +528,6 @@ class Store:
         """Close files and database."""
         self._updates.release()
         self._db.close()
-
-
-def parted_update(space: VectorSpace, upload: Upload) -> Any:
-    """Return the update of an upload whose parts workers hold."""
-    kind = NodeKind.UPDATE
-    return PartedVector(space, upload.length, kind, device=upload.device, digests=upload.parts)
 
 
 def check_version(database: sqlite3.Connection, directory: Path) -> None:

@@ -441,6 +441,12 @@ def norm_of(vector: Float32Vector) -> float:
     return float(np.sqrt(total))
 
 
+def norms_of(vectors: Iterable[Float32Vector]) -> list[float]:
+    """Return the l2 norm of each of ``vectors``, in order; for all those in parts the workers are asked once."""
+    found: list[Any] = [vector if is_parted([vector]) else norm_of(vector) for vector in vectors]
+    return list(np.sqrt(found[0].space.squared_norms(found)).tolist()) if is_parted(found) else found
+
+
 def in_order(contributions: Iterable[ClientUpdate]) -> list[ClientUpdate]:
     """Return contributions by device id: sums in this order give the same bits after a recovery."""
     return sorted(contributions, key=lambda c: c.device)

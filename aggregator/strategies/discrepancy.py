@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.numerics.parted import is_parted
 from aggregator.numerics.rows import read_once
-from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, norm_of
+from aggregator.strategies.base import ClientUpdate, ClusterModel, Event, norms_of
 
 
 def discrepancy(
@@ -37,17 +36,11 @@ def discrepancy(
     figures: dict[str, Any] = _figures([c.norm for c in given], "")
     if after is not None and all(c.vector is not None for c in given):
         steps = {model: _step(before[model], after[model]) for model in {c.model for c in given}}
-        rows = [c.row for c in given]
-        if is_parted(rows):
-            differences = [
-                r if steps[c.model] is None else r - steps[c.model] for c, r in zip(given, rows, strict=True)
-            ]
-            apart = np.sqrt(rows[0].space.squared_norms(differences)).tolist()
-        else:
-            apart = []
-            for c, row in zip(given, read_once(rows), strict=True):
-                step = steps[c.model]
-                apart.append(norm_of(row if step is None else row - step))
+        differences = (
+            row if steps[c.model] is None else row - steps[c.model]
+            for c, row in zip(given, read_once([c.row for c in given]), strict=True)
+        )
+        apart = norms_of(differences)
         figures |= _figures(apart, "_after")
     return (Event(round_, "discrepancy", figures),)
 

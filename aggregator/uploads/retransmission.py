@@ -1,6 +1,6 @@
-"""Requests for missing chunks, and answers to the reminders that devices send for unanswered uploads.
+"""Answers to uploads, and to the reminders that devices send for unanswered ones; requests for missing chunks.
 
-`Acknowledgements` sends each answer to an upload once, and again when the device asks.
+`Answers` sends each answer to an upload once, and again when the device asks.
 """
 
 from __future__ import annotations
@@ -27,24 +27,53 @@ ACTIONS: Final[Mapping[UploadState, Action]] = {
 }
 
 
-class Acknowledgements:
-    """Acknowledges and refuses the uploads of one run.
+PAUSE_S: Final = 0.9 * limits.REMIND_BASE_S
+"""Least time between two reminders of one device. An honest device never sends them faster, so faster ones are ignored."""
+
+
+class _Request(NamedTuple):
+    """The latest request to a device: for which transfer, after which of its reminders, and when."""
+
+    transfer: bytes
+    turn: int
+    at_s: float
+
+
+_NO_REQUEST: Final = _Request(b"", 0, -math.inf)
+
+
+class Answers:
+    """Acknowledges and refuses the uploads of one run, and asks for missing chunks of those that stall or are reminded of.
+
+    A device sends a reminder once the broker has accepted its whole upload, and a broker keeps the order of a topic.
+    Therefore every chunk that has not arrived before the reminder is lost, however slow the link is, and is requested
+    at once. Chunks requested earlier may still be in transit after reminders that were sent before the request arrived.
+    The reminder's retransmission counter identifies those; they cause no request for `limits.REMIND_CAP_S`.
 
     Args:
-        publisher: seals and sends the answers.
+        chunks: the incomplete transfers.
+        publisher: seals and sends the messages.
         membership: the roster; a device that it does not list is sent nothing.
         run: the owner's plan.
         table: the states of the uploads, and with them the answers already given.
     """
 
     def __init__(
-        self, publisher: Publisher, membership: AggregatorMembership, run: RunPlan, table: UploadTable
+        self,
+        chunks: Reassembler,
+        publisher: Publisher,
+        membership: AggregatorMembership,
+        run: RunPlan,
+        table: UploadTable,
     ) -> None:
+        self._chunks = chunks
         self._publisher = publisher
         self._membership = membership
         self._run = run
         self._table = table
         self._owed: set[tuple[str, int]] | None = None
+        self._reminded_s: dict[str, float] = {}
+        self._requested: dict[str, _Request] = {}
 
     def end(self, round_: int, missing: Iterable[str]) -> None:
         """Record that the run ended with this round, and that these devices did not take part in it."""
@@ -67,58 +96,24 @@ class Acknowledgements:
         self._table.move(ref, event, reason)
         if self._owed is not None:
             self._owed.discard((ref.device, round_))
-        self.repeat(ref, round_)
+        self._repeat(ref, round_)
 
-    def repeat(self, ref: UploadRef, round_: int) -> None:
+    def _repeat(self, ref: UploadRef, round_: int) -> None:
         """Send the answer to an upload that is ACKNOWLEDGED or REFUSED."""
-        member = self._membership.roster.device(ref.device)
-        if member is not None:
-            action, reason = ACTIONS[self._table.state(ref)], self._table.reason(ref)
-            self._publisher.answer(member, self._run, round_, ref.transfer, action, reason)
+        self._tell(ref.device, round_, ref.transfer, ACTIONS[self._table.state(ref)], self._table.reason(ref))
 
-
-PAUSE_S: Final = 0.9 * limits.REMIND_BASE_S
-"""Least time between two reminders of one device. An honest device never sends them faster, so faster ones are ignored."""
-
-
-class _Request(NamedTuple):
-    """The latest request to a device: for which transfer, after which of its reminders, and when."""
-
-    transfer: bytes
-    turn: int
-    at_s: float
-
-
-_NO_REQUEST: Final = _Request(b"", 0, -math.inf)
-
-
-class Retransmission:
-    """Asks devices for missing chunks: of uploads that have stalled, and of uploads that a device reminds us of.
-
-    A device sends a reminder once the broker has accepted its whole upload, and a broker keeps the order of a topic.
-    Therefore every chunk that has not arrived before the reminder is lost, however slow the link is, and is requested
-    at once. Chunks requested earlier may still be in transit after reminders that were sent before the request arrived.
-    The reminder's retransmission counter identifies those; they cause no request for `limits.REMIND_CAP_S`.
-    """
-
-    def __init__(
+    def _tell(
         self,
-        *,
-        chunks: Reassembler,
-        answers: Acknowledgements,
-        publisher: Publisher,
-        membership: AggregatorMembership,
-        run: RunPlan,
-        table: UploadTable,
+        device: str,
+        round_: int,
+        transfer: bytes,
+        action: Action,
+        reason: str,
+        missing: tuple[int, ...] = (),
     ) -> None:
-        self._chunks = chunks
-        self._answers = answers
-        self._publisher = publisher
-        self._membership = membership
-        self._run = run
-        self._table = table
-        self._reminded_s: dict[str, float] = {}
-        self._requested: dict[str, _Request] = {}
+        member = self._membership.roster.device(device)
+        if member is not None:
+            self._publisher.answer(member, self._run, round_, transfer, action, reason, missing)
 
     def is_too_soon(self, device: str, now_s: float) -> bool:
         """Return whether an authentic reminder of ``device`` came less than PAUSE_S ago: another is dropped unopened."""
@@ -140,12 +135,13 @@ class Retransmission:
         self._reminded_s[device] = now_s
         if reminder.run_id != self._run.run_id:
             if not state.finished:  # a finished run that is only answered for can't know whether the other was stopped
-                self._refuse_other_run(reminder)
+                # The table has no entry for it, because it holds this run's uploads only.
+                self._tell(device, reminder.round, reminder.transfer, Action.REFUSED, "of another run")
             return
         ref = UploadRef(device, reminder.transfer)
         upload_state = self._table.state(ref)
         if upload_state in ANSWERED:
-            self._answers.repeat(ref, reminder.round)
+            self._repeat(ref, reminder.round)
         elif upload_state is UploadState.RECEIVING and not self._answer_unreceived(ref, reminder, state, most_bytes):
             self._request_missing(reminder, now_s)
 
@@ -153,7 +149,7 @@ class Retransmission:
         """Answer an upload whose chunks are not needed; return whether it was answered."""
         stored = state.received.get(ref.device)
         if stored is not None and stored[1] == reminder.digest:
-            self._answers.answer(ref, reminder.round, UploadEvent.FOUND_STORED)
+            self.answer(ref, reminder.round, UploadEvent.FOUND_STORED)
             return True
         reason = ""
         # Between two rounds, the next one is the earliest to which an upload can still belong.
@@ -163,7 +159,7 @@ class Retransmission:
         elif reminder.size > most_bytes:
             reason = f"an upload of {reminder.size} bytes is above {most_bytes}"
         if reason:
-            self._answers.answer(ref, reminder.round, UploadEvent.REJECTED, reason)
+            self.answer(ref, reminder.round, UploadEvent.REJECTED, reason)
         return bool(reason)
 
     def _request_missing(self, reminder: Reminder, now_s: float) -> None:
@@ -178,14 +174,7 @@ class Retransmission:
         if missing is None:
             count = chunk_count(reminder.size, reminder.chunk_bytes)
             missing = tuple(range(min(count, MAX_MISSING_LISTED)))
-        self._request(device, reminder.round, transfer, missing)
-
-    def _refuse_other_run(self, reminder: Reminder) -> None:
-        """Refuse an upload of another run; the table has no entry for it, because it holds this run's uploads only."""
-        member = self._membership.roster.device(reminder.device)
-        if member is not None:
-            round_, transfer = reminder.round, reminder.transfer
-            self._publisher.answer(member, self._run, round_, transfer, Action.REFUSED, "of another run")
+        self._tell(device, reminder.round, transfer, Action.NACK, "chunks missing", missing)
 
     def on_disconnect(self) -> None:
         """Forget the requests made so far: the broker may have lost them."""
@@ -198,11 +187,6 @@ class Retransmission:
         for stalled in self._chunks.stalled(now_s, max(limits.REASSEMBLY_QUIET_S, patience_s)):
             device, transfer = stalled.source, stalled.transfer_id
             if self._table.state(UploadRef(device, transfer)) is UploadState.RECEIVING:
-                self._request(device, stalled.round, transfer, stalled.missing)
+                self._tell(device, stalled.round, transfer, Action.NACK, "chunks missing", stalled.missing)
             else:  # a second copy in chunks of another length, of which the device will send no more
                 self._chunks.drop(device, transfer)
-
-    def _request(self, device: str, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:
-        member = self._membership.roster.device(device)
-        if member is not None:
-            self._publisher.ask_again(member, self._run, round_, transfer, missing)

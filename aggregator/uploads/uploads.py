@@ -2,23 +2,22 @@
 
 See the package's docstring for the states of an upload and the rules.
 
-`PartsGate` holds the uploads whose header is here until all workers have reported their parts; those in one piece pass at once.
+A `PartsGate` holds the uploads of a run with workers until these have reported all their parts.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
 from aggregator.rounds.screening import norm_error
 from aggregator.rounds.state import Declined, EngineEvent, EngineState
+from aggregator.shards.coordinator import PartsGate
 from aggregator.storage.store import NOTHING, OpenedUpload, Store, UploadRef
-from aggregator.uploads.retransmission import Acknowledgements, Retransmission
+from aggregator.uploads.retransmission import Answers
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
 from shoal.errors import ShoalError, UntrustedError
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from aggregator.strategies.base import ClientUpdate
     from aggregator.workers import RunWorkers
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.jobs import PartReport, StoredPart
+    from shoal.protocol.jobs import PartReport
 
 COMMITTED_AT_ONCE: Final = 64
 """Valid uploads that are committed even while the workers have more: a commit costs the same for one as for many."""
@@ -80,6 +79,7 @@ class Uploads:
 
     Attributes:
         newest: number of the newest complete upload, which `holds_back` takes.
+        answers: to devices.
     """
 
     def __init__(
@@ -111,15 +111,7 @@ class Uploads:
         self._run = run
         self._gate = PartsGate()
         self._gather_until = 0
-        self._answers = Acknowledgements(publisher, membership, run, self._table)
-        self._retransmission = Retransmission(
-            chunks=inbound.chunks,
-            answers=self._answers,
-            publisher=publisher,
-            membership=membership,
-            run=run,
-            table=self._table,
-        )
+        self.answers = Answers(inbound.chunks, publisher, membership, run, self._table)
 
     @property
     def committing(self) -> bool:
@@ -129,15 +121,6 @@ class Uploads:
     def holds_back(self, number: int) -> bool:
         """Return whether the engine has not seen an upload yet that was complete when the newest had this ``number``."""
         return self.committing or not self._is_done(number)
-
-    @property
-    def all_answered(self) -> bool:
-        """Whether the run has ended and every device was answered for the final round."""
-        return self._answers.complete
-
-    def end(self, round_: int, missing: Iterable[str]) -> None:
-        """Record that the run ended with this round, and that these devices did not take part in it."""
-        self._answers.end(round_, missing)
 
     def state(self, device: str, transfer: bytes) -> UploadState:
         """Return the state of an upload."""
@@ -168,9 +151,9 @@ class Uploads:
             self._on_upload(device, chunks)
         elif kind is ChunkKind.DECLINE:
             self._driver.feed(self._verifier.decline(device, self._inbound.chunks.join(chunks), roster))
-        elif not self._retransmission.is_too_soon(device, now_s):
+        elif not self.answers.is_too_soon(device, now_s):
             reminder = self._verifier.reminder(device, self._inbound.chunks.join(chunks), roster)
-            self._retransmission.on_reminder(reminder, state, now_s, self._inbound.upload_bytes(device, state))
+            self.answers.on_reminder(reminder, state, now_s, self._inbound.upload_bytes(device, state))
 
     def _on_upload(self, device: str, chunks: ReceivedChunks) -> None:
         """Have a complete upload verified and written by a worker; may wait for room. Its number is ``newest``.
@@ -232,7 +215,7 @@ class Uploads:
         elif decision is Decision.REFUSE:
             self._refuse_opened(found, reason)
         elif decision is Decision.DUPLICATE and queued is None:
-            self._answers.answer(ref, found.header.round, UploadEvent.FOUND_STORED)
+            self.answers.answer(ref, found.header.round, UploadEvent.FOUND_STORED)
         else:
             # A copy of a queued upload, under another transfer id: the commit of the first copy is the answer. Or an upload that
             # only the newer state allows: it is not written, and the device offers it again.
@@ -281,7 +264,7 @@ class Uploads:
         """Refuse an upload, and let the open round go on without waiting for its device if it is the answer to that round."""
         state = self._driver.state
         nonce, run_id = self._engine.nonce(state.round), self._run.run_id
-        self._answers.answer(ref, state.round if header is None else header.round, UploadEvent.REJECTED, reason)
+        self.answers.answer(ref, state.round if header is None else header.round, UploadEvent.REJECTED, reason)
         # One that is late says nothing about its device. A header that can't be read has no round, and no honest device signs it.
         if header is None or nonce == header.nonce or (run_id, state.round) == (header.run_id, header.round):
             other = b"" if header is None else other_head(state, header)
@@ -310,7 +293,7 @@ class Uploads:
         self._committing = {}
         self._driver.on_committed(updates)
         for upload in uploads:
-            self._answers.answer(upload.ref, upload.header.round, UploadEvent.COMMITTED)
+            self.answers.answer(upload.ref, upload.header.round, UploadEvent.COMMITTED)
         self.review()
 
     def review(self) -> None:
@@ -323,7 +306,7 @@ class Uploads:
             decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
             if decision is not Decision.STORE:
                 withdraw(upload)
-                self._answers.answer(upload.ref, upload.header.round, event, reason)
+                self.answers.answer(upload.ref, upload.header.round, event, reason)
         self._driver.on_progress()
         self.flush()
 
@@ -334,72 +317,9 @@ class Uploads:
 
     def tick(self, now_s: float) -> None:
         """Request missing chunks, and drop transfers that have taken too long."""
-        self._retransmission.tick(self._driver.state, now_s)
+        self.answers.tick(self._driver.state, now_s)
         self._inbound.expire(now_s)
 
     def on_disconnect(self) -> None:
         """Forget the requests made so far: the broker may have lost them."""
-        self._retransmission.on_disconnect()
-
-
-class PartsGate:
-    """The uploads of the open round that wait for reports, at most one of each device, and the reports that came first."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, OpenedUpload] = {}
-        self._reported: dict[tuple[str, int], StoredPart] = {}
-        self._round = 0
-
-    @property
-    def held(self) -> tuple[OpenedUpload, ...]:
-        """The uploads that wait."""
-        return tuple(self._held.values())
-
-    def of(self, device: str) -> OpenedUpload | None:
-        """Return the upload of ``device`` that waits; None if absent."""
-        return self._held.get(device)
-
-    def hold(self, upload: OpenedUpload) -> OpenedUpload | None:
-        """Take an upload; return it with its norm if all its parts are reported already, and unchanged if it has none."""
-        if not upload.header.parts:
-            return upload
-        self._held[upload.ref.device] = upload
-        return self._complete(upload.ref.device)
-
-    def report(self, report: PartReport) -> list[OpenedUpload]:
-        """Take a worker's report; return the uploads that it completes, each with its norm."""
-        if report.round > self._round:
-            self._round, self._reported = report.round, {}
-        elif report.round < self._round:
-            return []
-        for part in report.parts:
-            self._reported[(part.device, report.worker)] = part
-        found = (self._complete(part.device) for part in report.parts)
-        return [upload for upload in found if upload is not None]
-
-    def withdraw(self, upload: OpenedUpload) -> None:
-        """Forget an upload whose round has closed."""
-        self._held.pop(upload.ref.device, None)
-
-    def lacks(self, workers: int) -> dict[int, int]:
-        """Return worker -> number of uploads that wait for its report."""
-        found: dict[int, int] = {}
-        for device, upload in self._held.items():
-            for worker in range(workers):
-                part = self._reported.get((device, worker))
-                if part is None or part.digest != upload.header.parts[worker]:
-                    found[worker] = found.get(worker, 0) + 1
-        return found
-
-    def _complete(self, device: str) -> OpenedUpload | None:
-        upload = self._held.get(device)
-        if upload is None:
-            return None
-        parts = [self._reported.get((device, worker)) for worker in range(len(upload.header.parts))]
-        squares = []
-        for part, digest in zip(parts, upload.header.parts, strict=True):
-            if part is None or (part.digest, part.phase) != (digest, upload.header.phase):
-                return None
-            squares.append(part.squared_norm)
-        del self._held[device]
-        return dataclasses.replace(upload, norm=math.sqrt(math.fsum(squares)))
+        self.answers.on_disconnect()

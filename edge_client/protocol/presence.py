@@ -31,6 +31,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import MOST_CONTRARY, Decline, Presence, Reminder
 from shoal.protocol.topics import TopicKind, Topics
+from shoal.transport.base import Qos, Transport, Will, publish_in_chunks
 from shoal.transport.rivals import Witness
 from shoal.version import VERSION, WIRE
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from shoal.protocol.documents import Member
     from shoal.protocol.messages import Announcement, DeclineReason, ModelsHeld, Vitals
     from shoal.protocol.states import TranscriptHead
-    from shoal.transport.base import Qos, Transport, Will
     from shoal.transport.stored import StoredBytes
 
 SILENT_S: Final = 300.0
@@ -252,8 +252,9 @@ class ControlMessages:
         to = to or aggregator_of(member.roster)
         head = channel.head(member.fleet, member.name, to.name)
         parcel = seal_message_to_member(member.identity, to.seal_key, head, encode(note))
-        for chunk in split(parcel.payload, kind=channel.kind, round=round_, name=parcel.transfer_id):
-            self._transport.publish(topic or self._topic, chunk)
+        publish_in_chunks(
+            self._transport, topic or self._topic, parcel.payload, channel.kind, parcel.transfer_id, round_
+        )
 
 
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 from shoal import limits
 from shoal.errors import WireError
-from shoal.protocol.chunking import Chunk
+from shoal.protocol.chunking import Chunk, ChunkKind, split
 
 PACKET_OVERHEAD_BYTES: Final = 16
 """Most bytes of a PUBLISH besides topic and payload: fixed header (5), topic length (2), packet id (2), properties."""
@@ -159,3 +159,11 @@ def check_publish(topic: str, payload: bytes | Chunk, max_packet_bytes: int = li
             f"a publish of {size} bytes is above the limit of {max_packet_bytes}",
             hint="an oversized publish is poison: send the payload in chunks (shoal.protocol.chunking.split)",
         )
+
+
+def publish_in_chunks(
+    transport: Transport, topic: str, payload: bytes, kind: ChunkKind, name: bytes, round_: int = 0
+) -> None:
+    """Publish a message that is not retained, under its transfer id ``name``, in chunks within the broker's packet limit."""
+    for chunk in split(payload, kind=kind, round=round_, chunk_bytes=transport.chunk_bytes, name=name):
+        transport.publish(topic, chunk)

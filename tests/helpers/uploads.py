@@ -52,13 +52,10 @@ class Recorder:
     def __init__(self):
         self.sent = []
 
-    def answer(self, member, _run, _round, transfer, action, reason=""):
-        """Record an answer."""
-        self.sent.append(Sent(member.name, transfer, action, reason))
-
-    def ask_again(self, member, _run, _round, transfer, missing):
-        """Record a request for chunks."""
-        self.sent.append(Sent(member.name, transfer, Action.NACK, missing=missing))
+    def answer(self, member, _run, _round, transfer, action, reason="", missing=()):
+        """Record an answer, or a request for chunks."""
+        reason = "" if action is Action.NACK else reason  # the same for all requests
+        self.sent.append(Sent(member.name, transfer, action, reason, missing))
 
     def take(self):
         """Return the messages since the last time."""

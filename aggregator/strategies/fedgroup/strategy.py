@@ -281,7 +281,9 @@ class FedGroup(Common):
         if not state.slots:
             count = min(self.settings.alpha * self.settings.groups, len(available))
             chosen = self._random(round_).choice(len(available), count, replace=False)
-            return state, self._pretraining(state, round_, tuple(available[i] for i in sorted(chosen)))
+            assignment = train_assignment((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
+            devices = (available[i] for i in sorted(chosen))
+            return state, RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, assignment))
         there = frozenset(available)
         waiting = tuple(d for d in state.cohort if d in there)
         cohort, asked = waiting, state.asked
@@ -331,10 +333,6 @@ class FedGroup(Common):
     def _adds(self) -> bool:
         """Whether groups' models are added up."""
         return self.settings.eta_g > 0
-
-    def _pretraining(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
-        assignment = train_assignment((self.untrained,), evaluate=False, phase=Phase.PRETRAIN)
-        return RoundPlan(round_, {self.untrained: state.origin}, dict.fromkeys(devices, assignment))
 
     def close(self, state: FedGroupState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[FedGroupState, Outcome]:
         """Alg. 3 after pre-training, Eq. 9 after a placement, else Alg. 2 lines 5 to 7."""
@@ -443,8 +441,9 @@ class FedGroup(Common):
             events += discrepancy(given, before, after, round_)
         lengths = state.lengths
         if self._adds:
+            weighting = self.run.recipe.weighting, self.run.recipe.weight_cap
             lengths = tuple(
-                known if after is before else self._length_after(mine, before, after)
+                known if after is before else length_after(mine, before, after, *weighting)
                 for known, mine, before, after in zip(lengths, by_group, state.slots, slots, strict=True)
             )
             added = aggregate(slots, lengths, self.settings.eta_g, round_)
@@ -455,9 +454,6 @@ class FedGroup(Common):
                 lengths = state.lengths
         clusters = {**state.clusters, **joined}
         return dataclasses.replace(state, slots=slots, clusters=clusters, lengths=lengths), events
-
-    def _length_after(self, given: list[ClientUpdate], before: ClusterModel, after: ClusterModel) -> float:
-        return length_after(given, before, after, self.run.recipe.weighting, self.run.recipe.weight_cap)
 
     def final(self, state: FedGroupState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
         """Every device takes its group's model; one that no group knows takes the auxiliary global model.

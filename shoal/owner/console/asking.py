@@ -36,19 +36,17 @@ from shoal.owner.broker.address import OwnerLink
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.vault import BACKUP_HINT
 from shoal.protocol import channels
-from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Connected, Disconnected, Message
+from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, publish_in_chunks
 from shoal.util.files import read_if_there, write_private
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.protocol.reassembly import Transfer
-    from shoal.transport.base import Transport, TransportEvent
     from shoal.transport.mqtt import MqttTransport
 
 COUNT_FILE: Final = "requests.count"
@@ -188,9 +186,8 @@ class Question:
     def send(self, transport: Transport) -> None:
         """Subscribe to answers, then publish the request."""
         transport.subscribe(self._topics.filter(TopicKind.OWNER_ANSWER))
-        kind, size = channels.REQUEST.kind, transport.chunk_bytes
-        for chunk in split(self.sealed.payload, kind=kind, round=0, chunk_bytes=size, name=self.sealed.transfer_id):
-            transport.publish(self._topics.owner_request, chunk)
+        topic, kind = self._topics.owner_request, channels.REQUEST.kind
+        publish_in_chunks(transport, topic, self.sealed.payload, kind, self.sealed.transfer_id)
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take an event of the transport; ``now_s`` is a monotonic clock's. Answers to other requests are ignored."""

@@ -160,7 +160,7 @@ def test_forged_request_gets_no_answer(desk, forgery):
         sealed = seal_request(desk.parties.owner, stranger.member, request_of(LIST, fleet="reef"), head=right)
     with pytest.raises((UntrustedError, SealError)):
         desk.take(sealed)
-    assert (desk.line.sent, desk.orders.accepted) == ([], 0)
+    assert (desk.line.sent, desk.orders.record.accepted) == ([], 0)
 
 
 def test_large_request_is_refused_at_once(desk):

@@ -13,6 +13,7 @@ from crypto.seal.identity import Identity
 from shoal import limits
 from shoal.protocol import channels
 from shoal.protocol.chunking import HEADER_BYTES, MIN_CHUNK_BYTES, parse, transfer_id
+from shoal.protocol.messages import Action
 from shoal.protocol.reassembly import MAX_MISSING_LISTED
 from tests.helpers.plans import run_plan
 
@@ -26,7 +27,8 @@ def test_long_question_fits_one_packet(tmp_path, chunk_bytes):
     transport = SimpleNamespace(chunk_bytes=chunk_bytes, publish=lambda _topic, payload: sent.append(payload))
     group = GroupKey("demo", "broadcast", bytes(32))
     publisher = Publisher(Identity.generate("aggregator"), group, transport, tmp_path / "retained.json")
-    publisher.ask_again(Identity.generate(NAME).member, run_plan(), 1, bytes(16), tuple(range(MAX_MISSING_LISTED)))
+    missing, member = tuple(range(MAX_MISSING_LISTED)), Identity.generate(NAME).member
+    publisher.answer(member, run_plan(), 1, bytes(16), Action.NACK, "chunks missing", missing)
     (packet,) = sent
     assert len(parse(packet)[1]) <= chunk_bytes
 

@@ -44,7 +44,7 @@ class Desk:
         self.number += 1
         request = request_of(action, fleet="reef", sequence=self.number, **parts)
         page = self.control.carry_out(request, package)
-        assert self.orders.accepted == self.number
+        assert self.orders.record.accepted == self.number
         return page
 
     def one(self, action, package=b"", **parts):
@@ -54,7 +54,7 @@ class Desk:
     def refused(self, action, package=b"", **parts):
         with pytest.raises(UnfulfilledError) as caught:
             self.ask(action, package, **parts)
-        assert self.orders.accepted == self.number
+        assert self.orders.record.accepted == self.number
         return caught.value
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from aggregator.numerics.backend import Backend, cosine_matrix, gram, precise_gram
+from aggregator.numerics.backend import Backend, cosine_matrix, gram
 from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.embedding import (
     PRECISE_FLOPS,
@@ -87,7 +87,7 @@ def test_directions_are_orthonormal() -> None:
     """Directions are orthogonal and of length one."""
     rows = groups(12, 400, 3)
     wide = rows.astype(np.float64)
-    found = top_directions(precise_gram(rows), 3)
+    found = top_directions(gram(rows, precise=True), 3)
     vectors = found.coefficients.T @ wide
     np.testing.assert_allclose(vectors @ vectors.T, np.eye(3), atol=1e-10)
     np.testing.assert_allclose(found.singular_values, np.linalg.svd(wide)[1][:3], rtol=1e-10)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aggregator.numerics.averaging import weighted_mean
-from aggregator.numerics.backend import cosine_matrix, gram, precise_gram, products
+from aggregator.numerics.backend import cosine_matrix, gram, products
 from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.parted import MOST_GRAM_BYTES, PartedVector, check_gram_size, is_parted
 from aggregator.strategies.base import norm_of
@@ -48,7 +48,7 @@ def test_workers_are_asked_for_products():
     space = Space()
     made = updates(space)
     np.testing.assert_allclose(gram(made), ROWS @ ROWS.T, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(precise_gram(made), ROWS.astype(float) @ ROWS.T, rtol=1e-6)
+    np.testing.assert_allclose(gram(made, precise=True), ROWS.astype(float) @ ROWS.T, rtol=1e-6)
     np.testing.assert_allclose(products(made[:1], made[1:]), ROWS[:1] @ ROWS[1:].T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(cosine_matrix(made), cosine_matrix(ROWS), atol=1e-6)
     assert norm_of(made[2]) == pytest.approx(np.linalg.norm(ROWS[2]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aggregator.numerics.backend import NumpyBackend, precise_gram
+from aggregator.numerics.backend import NumpyBackend, gram
 from aggregator.numerics.rows import CHUNK_COLUMNS, Updates, column_chunks
 from aggregator.numerics.torch_backend import TorchBackend, full_precision
 from shoal.errors import ConfigError
@@ -57,7 +57,7 @@ class TestWithTorch:
         rows = np.array([[long, short, long], [long, short, -long]], np.float32)
         expected = [[2.0**25 + 1, 1.0], [1.0, 2.0**25 + 1]]
         np.testing.assert_array_equal(backend.gram(rows, precise=True), expected)
-        np.testing.assert_array_equal(precise_gram(rows, backend=backend), expected)
+        np.testing.assert_array_equal(gram(rows, backend=backend, precise=True), expected)
 
     @pytest.mark.parametrize("allowed", ["high", "highest"])
     def test_tf32_is_off_meanwhile(self, backend: TorchBackend, allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:

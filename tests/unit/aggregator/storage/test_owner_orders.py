@@ -11,7 +11,7 @@ RUN = b"r" * 16
 
 def test_without_a_file_every_run_goes_on(tmp_path):
     orders = OwnerOrders(tmp_path)
-    assert (orders.accepted, orders.of(RUN)) == (0, Order.GO)
+    assert (orders.record.accepted, orders.of(RUN)) == (0, Order.GO)
     assert not (tmp_path / ORDERS_FILE).exists()
 
 
@@ -19,7 +19,7 @@ def test_next_process_finds_the_order(tmp_path):
     """A number and its order are found by the next process."""
     OwnerOrders(tmp_path).accept(4, RUN, Order.PAUSE)
     again = OwnerOrders(tmp_path)
-    assert (again.accepted, again.of(RUN), again.of(b"s" * 16)) == (4, Order.PAUSE, Order.GO)
+    assert (again.record.accepted, again.of(RUN), again.of(b"s" * 16)) == (4, Order.PAUSE, Order.GO)
     again.accept(5)
     assert read_orders(tmp_path).of(RUN) is Order.PAUSE
     again.accept(6, RUN, Order.GO)
@@ -43,7 +43,7 @@ def test_failed_write_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("aggregator.storage.signed_runs.write_atomic", refuse)
     with pytest.raises(ConfigError):
         orders.accept(1, RUN, Order.PAUSE)
-    assert (orders.accepted, orders.of(RUN)) == (0, Order.GO)
+    assert (orders.record.accepted, orders.of(RUN)) == (0, Order.GO)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Answers to uploads: complete once the run's last round is answered."""
 
 from aggregator.storage.store import UploadRef
-from aggregator.uploads.retransmission import Acknowledgements
+from aggregator.uploads.retransmission import Answers
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
+from shoal.protocol.reassembly import Reassembler
 from tests.helpers.plans import run_plan
 from tests.helpers.uploads import Membership, Recorder
 
@@ -15,7 +16,7 @@ def refuse(answers, device, round_=LAST, transfer=bytes(16)):
 
 def test_finished_run_answers_the_missing():
     """A finished run is answered for until every missing device asked."""
-    answers = Acknowledgements(Recorder(), Membership(), run_plan(), UploadTable())
+    answers = Answers(Reassembler(), Recorder(), Membership(), run_plan(), UploadTable())
     assert not answers.complete
     answers.end(LAST, ["dev-1", "dev-2"])
     refuse(answers, "dev-1")
@@ -30,6 +31,6 @@ def test_finished_run_answers_the_missing():
 def test_unlisted_device_is_sent_nothing():
     """Its committed upload is acknowledged all the same: it counts."""
     publisher, table = Recorder(), UploadTable()
-    refuse(Acknowledgements(publisher, Membership(), run_plan(), table), "stranger")
+    refuse(Answers(Reassembler(), publisher, Membership(), run_plan(), table), "stranger")
     assert publisher.take() == []
     assert table.state(UploadRef("stranger", bytes(16))) is UploadState.REFUSED

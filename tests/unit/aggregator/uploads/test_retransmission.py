@@ -9,7 +9,7 @@ from aggregator.rounds.held_models import HeldModels
 from aggregator.rounds.state import EngineState
 from aggregator.storage.store import UploadRef
 from aggregator.strategies.base import RoundPlan
-from aggregator.uploads.retransmission import PAUSE_S, Acknowledgements, Retransmission
+from aggregator.uploads.retransmission import PAUSE_S, Answers
 from aggregator.uploads.states import UploadEvent, UploadTable
 from shoal import limits
 from shoal.protocol.chunking import ChunkKind, split, transfer_id
@@ -38,20 +38,11 @@ OPEN = EngineState((), None, RUN, HeldModels.none(KEY_VERSION), plan=RoundPlan(7
 
 
 class Scene:
-    """A `Retransmission` with real chunks and states, and doubles of its neighbours."""
+    """`Answers` with real chunks and states, and doubles of its neighbours."""
 
     def __init__(self):
         self.publisher, self.table, self.chunks = Recorder(), UploadTable(), Reassembler()
-        membership = Membership()
-        self.answers = Acknowledgements(self.publisher, membership, RUN, self.table)
-        self.requests = Retransmission(
-            chunks=self.chunks,
-            answers=self.answers,
-            publisher=self.publisher,
-            membership=membership,
-            run=RUN,
-            table=self.table,
-        )
+        self.answers = Answers(self.chunks, self.publisher, Membership(), RUN, self.table)
 
     def told(self):
         """Return the messages to devices since the last call: (device, transfer, chunks) or (action, transfer[, reason])."""
@@ -77,7 +68,7 @@ class Scene:
     ):
         plan = None if closed or finished else RoundPlan(7, {}, {})
         state = dataclasses.replace(OPEN, plan=plan, received=received or {}, finished=finished)
-        self.requests.on_reminder(dataclasses.replace(REMINDER, **changes), state, now_s, most_bytes)
+        self.answers.on_reminder(dataclasses.replace(REMINDER, **changes), state, now_s, most_bytes)
         return self.told()
 
 
@@ -142,7 +133,7 @@ def test_older_reminder_requests_nothing(scene):
 def test_lost_broker_may_have_lost_request(scene):
     assert scene.remind(now_s=10.0)
     assert scene.remind(now_s=11.0) == []
-    scene.requests.on_disconnect()
+    scene.answers.on_disconnect()
     assert scene.remind(now_s=12.0)
 
 
@@ -200,7 +191,7 @@ def test_unlisted_device_is_asked_nothing(scene):
 def test_stalled_chunks_are_requested(scene):
     """The missing chunks of a stalled upload are requested."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
-    scene.requests.tick(OPEN, limits.REASSEMBLY_QUIET_S)
+    scene.answers.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == [("dev-1", TRANSFER, (0, 1))]
 
 
@@ -208,7 +199,7 @@ def test_copy_of_an_answered_one_is_dropped(scene):
     """The device would never send the rest."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.answer(UploadEvent.FOUND_STORED)
-    scene.requests.tick(OPEN, limits.REASSEMBLY_QUIET_S)
+    scene.answers.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0
 
@@ -217,7 +208,7 @@ def test_copy_of_one_on_its_way_is_dropped(scene):
     """A stalled copy of an upload on its way to the disk is dropped."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
     scene.queue()
-    scene.requests.tick(OPEN, limits.REASSEMBLY_QUIET_S)
+    scene.answers.tick(OPEN, limits.REASSEMBLY_QUIET_S)
     assert scene.told() == []
     assert len(scene.chunks) == 0
 
@@ -232,11 +223,11 @@ def test_first_pause_grows_with_the_round():
 
 def test_reminder_in_the_pause_is_unopened(scene):
     """A reminder within the pause can be dropped unopened."""
-    assert not scene.requests.is_too_soon("dev-1", 0.0)
+    assert not scene.answers.is_too_soon("dev-1", 0.0)
     scene.remind(now_s=0.0)
-    assert scene.requests.is_too_soon("dev-1", PAUSE_S - 0.01)
-    assert not scene.requests.is_too_soon("dev-2", PAUSE_S - 0.01)
-    assert not scene.requests.is_too_soon("dev-1", PAUSE_S)
+    assert scene.answers.is_too_soon("dev-1", PAUSE_S - 0.01)
+    assert not scene.answers.is_too_soon("dev-2", PAUSE_S - 0.01)
+    assert not scene.answers.is_too_soon("dev-1", PAUSE_S)
 
 
 def test_large_round_requests_later(scene):
@@ -244,9 +235,9 @@ def test_large_round_requests_later(scene):
     crowd = dataclasses.replace(OPEN, plan=RoundPlan(7, {}, {f"dev-{n}": None for n in range(1000)}))
     scene.chunks.add("dev-1", CHUNKS[1], 0.0)
     patience_s = first_reminder_s(1000, 4 * RUN.length)
-    scene.requests.tick(crowd, patience_s - 0.1)
+    scene.answers.tick(crowd, patience_s - 0.1)
     assert scene.told() == []
-    scene.requests.tick(crowd, patience_s)
+    scene.answers.tick(crowd, patience_s)
     assert scene.told() == [("dev-1", TRANSFER, (0, 2))]
 
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from aggregator.shards.coordinator import PartsGate
 from aggregator.storage.store import OpenedUpload, UploadRef
-from aggregator.uploads.uploads import PartsGate
 from shoal.protocol.jobs import PartReport, StoredPart
 from shoal.protocol.messages import Phase
 
