@@ -630,6 +630,10 @@ class Common:
         self.backend = backend or NumpyBackend()
         self.average = average
         self.settings = parse_settings(self.settings_type, run)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them: nothing, unless a subclass has more to do."""
 
     def cells(self, given: Sequence[ClientUpdate]) -> Mapping[str, int]:
         """Return the group of each device that has trained alone, by a look: the sum of each is opened in the same round."""

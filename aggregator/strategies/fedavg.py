@@ -9,9 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -24,7 +22,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    mean_update,
     require_proximal,
     train_assignment,
 )
@@ -73,10 +70,10 @@ class FedAvg(Common):
     settings: FedAvgSettings
     state_type = FedAvgState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         if self.proximal:
-            require_proximal(run)
+            require_proximal(self.run)
 
     @staticmethod
     def models(_run: RunPlan) -> int:

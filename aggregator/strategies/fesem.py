@@ -21,9 +21,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -34,7 +32,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    mean_update,
     parse_settings,
     require,
     require_one_segment,
@@ -89,10 +86,10 @@ class Fesem(Common):
     settings: FesemSettings
     state_type = FesemState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         require(1 <= self.settings.k <= MOST_COMPARED, f"k is from 1 to {MOST_COMPARED}")
-        require_one_segment(run)
+        require_one_segment(self.run)
 
     @staticmethod
     def models(run: RunPlan) -> int:

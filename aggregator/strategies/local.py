@@ -11,9 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aggregator.numerics.backend import Backend
 from aggregator.strategies.base import (
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -22,7 +20,6 @@ from aggregator.strategies.base import (
     StrategySettings,
     evaluates,
     final_assignment,
-    mean_update,
     require,
     train_assignment,
 )
@@ -59,12 +56,12 @@ class Local(Common):
     settings: LocalSettings
     state_type = LocalState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         require(
-            run.recipe.min_contributors == 1,
+            self.run.recipe.min_contributors == 1,
             "local training gives each device its own model, but --min-contributors wants means of at least "
-            f"{run.recipe.min_contributors}",
+            f"{self.run.recipe.min_contributors}",
             "give --min-contributors 1; every device of the fleet can then unmask every other's model",
         )
 

@@ -24,12 +24,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, cosine_from_gram, gram
+from aggregator.numerics.backend import cosine_from_gram, gram
 from aggregator.numerics.clustering import kmeans_from_gram
 from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.base import (
     AUTO,
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -42,7 +41,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    mean_update,
     parse_settings,
     require,
     require_one_segment,
@@ -130,14 +128,17 @@ class OneShot(Common):
     settings: OneShotSettings
     state_type = OneShotState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         require(0 <= self.settings.k < limits.MAX_MODELS, f"k is from 1 to {limits.MAX_MODELS - 1}, or auto")
         require(self.settings.start in ("mean", "origin"), f"start {self.settings.start!r} is neither mean nor origin")
-        require(run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training")
-        require_one_segment(run)
+        require(
+            self.run.recipe.rounds > 1, "one-shot clustering takes a round of its own before the first one of training"
+        )
+        require_one_segment(self.run)
         self.untrained = self.settings.most_clusters
-        self.search = Search(run, backend, average, weighting=run.recipe.weighting, first_id=self.untrained + 1)
+        weighting = self.run.recipe.weighting
+        self.search = Search(self.run, self.backend, self.average, weighting=weighting, first_id=self.untrained + 1)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -186,7 +187,9 @@ class OneShot(Common):
         looked = self.look(models) if self.look is not None and models and not state.slots else None
         models = models if looked is None else looked.known(models)
         if state.search is not None:
-            return self._sought(state, state.search, given, plan)
+            return self.search.settle(
+                state, given, plan, lambda s, found: dataclasses.replace(s, slots=found.groups, clusters=found.clusters)
+            )
         if state.slots:
             by_cluster = [
                 [c for c in given if c.phase is Phase.TRAIN and c.model == j] for j in range(len(state.slots))
@@ -211,18 +214,6 @@ class OneShot(Common):
             if self.settings.start == "mean":
                 by_cluster = [[c for c in models if state.clusters[c.device] == j] for j in range(len(state.slots))]
                 capped = self._capped(m for m, s in zip(by_cluster, state.slots, strict=True) if s.contributors)
-        return state, Outcome(state.clusters, events, capped)
-
-    def _sought(
-        self, state: OneShotState, search: SearchState, given: list[ClientUpdate], plan: RoundPlan
-    ) -> tuple[OneShotState, Outcome]:
-        """Close a round of the search for clusters."""
-        after, found, events = self.search.close(search, given, plan.round)
-        capped = self._capped(self.search.means(search, given))
-        if found is None:
-            state = dataclasses.replace(state, search=after)
-            return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
-        state = dataclasses.replace(state, slots=found.groups, clusters=found.clusters, search=None)
         return state, Outcome(state.clusters, events, capped)
 
     def _capped(self, means: Iterable[list[ClientUpdate]]) -> dict[str, float]:
@@ -253,10 +244,7 @@ class OneShot(Common):
         While no clusters are found, all take the one model.
         """
         if state.search is not None:
-            one = self.search.one
-            return RoundPlan(
-                round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
-            )
+            return self.search.final(state.search, round_, devices)
         models = dict(enumerate(state.slots)) or {self.untrained: state.origin}
         assignments = {
             d: final_assignment((state.clusters[d],) if d in state.clusters else tuple(models)) for d in devices

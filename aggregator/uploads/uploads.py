@@ -7,6 +7,7 @@ A `PartsGate` holds the uploads of a run with workers until these have reported 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial

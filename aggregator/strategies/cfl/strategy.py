@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend, cosine_from_gram
+from aggregator.numerics.backend import cosine_from_gram
 from aggregator.numerics.robust import FEWEST_TRIMMED
 from aggregator.strategies.base import (
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -30,7 +29,6 @@ from aggregator.strategies.base import (
     evaluates,
     final_assignment,
     in_order,
-    mean_update,
     norm_of,
     parse_settings,
     require_one_segment,
@@ -93,11 +91,11 @@ class Cfl(Common):
     settings: CflSettings
     state_type = CflState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         self.settings.check()
-        require_one_segment(run)
-        self.least_side = self.settings.least_side(run)
+        require_one_segment(self.run)
+        self.least_side = self.settings.least_side(self.run)
         self._trial_length = self.settings.trial_rounds + 1 if self.settings.validate else 0
 
     @staticmethod

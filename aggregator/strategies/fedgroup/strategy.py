@@ -53,7 +53,6 @@ from aggregator.numerics.embedding import edc, edc_from_gram, madc
 from aggregator.numerics.silhouette import join_small
 from aggregator.strategies.base import (
     AUTO,
-    Average,
     ClientUpdate,
     ClusterModel,
     Common,
@@ -64,7 +63,6 @@ from aggregator.strategies.base import (
     capped_devices,
     evaluates,
     final_assignment,
-    mean_update,
     norm_of,
     parse_settings,
     place_assignment,
@@ -240,17 +238,18 @@ class FedGroup(Common):
     settings: FedGroupSettings
     state_type = FedGroupState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
         self.settings.check()
         if self.proximal:
-            require_proximal(run)
-        require(run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
-        require_one_segment(run)
+            require_proximal(self.run)
+        require(self.run.recipe.rounds > 1, f"{self.name} takes a round of its own before the first one of training")
+        require_one_segment(self.run)
         most = self.settings.most_groups
         self.auxiliary = most
         self.untrained = most + 1
-        self.search = Search(run, backend, average, weighting=run.recipe.weighting, first_id=2 * most + 2)
+        weighting = self.run.recipe.weighting
+        self.search = Search(self.run, self.backend, self.average, weighting=weighting, first_id=2 * most + 2)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -338,7 +337,18 @@ class FedGroup(Common):
         """Alg. 3 after pre-training, Eq. 9 after a placement, else Alg. 2 lines 5 to 7."""
         capped: dict[str, float] = {}
         if state.search is not None:
-            return self._sought(state, state.search, given, plan)
+            return self.search.settle(
+                state,
+                given,
+                plan,
+                lambda s, found: dataclasses.replace(
+                    s,
+                    slots=found.groups,
+                    directions=() if self.settings.rac else found.directions,
+                    clusters=found.clusters,
+                    lengths=(0.0,) * len(found.groups),
+                ),
+            )
         if not state.slots:
             state, events = self._start(state, given, plan.round)
         elif any(o.phase is Phase.PLACE for o in plan.assignments.values()):
@@ -350,25 +360,6 @@ class FedGroup(Common):
                 (m for m in means if len(m) >= least), self.run.recipe.weighting, self.run.recipe.weight_cap
             )
             state, events = self._train(state, given, plan.round)
-        return state, Outcome(state.clusters, events, capped)
-
-    def _sought(
-        self, state: FedGroupState, search: SearchState, given: list[ClientUpdate], plan: RoundPlan
-    ) -> tuple[FedGroupState, Outcome]:
-        """Close a round of the search for groups."""
-        after, found, events = self.search.close(search, given, plan.round)
-        capped = capped_devices(self.search.means(search, given), self.run.recipe.weighting, self.run.recipe.weight_cap)
-        if found is None:
-            state = dataclasses.replace(state, search=after)
-            return state, Outcome(dict.fromkeys((*state.devices, *plan.assignments), 0), events, capped)
-        state = dataclasses.replace(
-            state,
-            slots=found.groups,
-            directions=() if self.settings.rac else found.directions,
-            clusters=found.clusters,
-            lengths=(0.0,) * len(found.groups),
-            search=None,
-        )
         return state, Outcome(state.clusters, events, capped)
 
     def _start(self, state: FedGroupState, given: list[ClientUpdate], round_: int) -> Step:
@@ -462,10 +453,7 @@ class FedGroup(Common):
         of least loss.
         """
         if state.search is not None:
-            one = self.search.one
-            return RoundPlan(
-                round_, {one: state.search.one}, dict.fromkeys(devices, final_assignment((one,))), final=True
-            )
+            return self.search.final(state.search, round_, devices)
         models = {**dict(enumerate(state.slots)), self.auxiliary: state.auxiliary}
         by_loss = self.run.origins > 1 or self.look is not None
         other = tuple(range(len(state.slots))) if by_loss else (self.auxiliary,)

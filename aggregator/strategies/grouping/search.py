@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,8 +45,11 @@ from aggregator.strategies.base import (
     ClientUpdate,
     ClusterModel,
     Event,
+    Outcome,
     RoundPlan,
+    capped_devices,
     evaluates,
+    final_assignment,
     train_assignment,
 )
 from aggregator.strategies.drawing import drawn
@@ -312,6 +315,29 @@ class Search:
         if len(given) < max(1, self.run.recipe.min_contributors):
             return model
         return model.moved(self.average(given, self.weighting, self.run.recipe.weight_cap), len(given), round_)
+
+    def settle(
+        self, state: Any, given: list[ClientUpdate], plan: RoundPlan, grouped: Callable[[Any, Found], Any]
+    ) -> tuple[Any, Outcome]:
+        """Return the state of a strategy after a round of its ``search``, and the outcome.
+
+        Args:
+            state: the strategy's, with the fleet's ``devices``.
+            given: the round's contributions, in order of device id.
+            plan: of the round.
+            grouped: returns the strategy's state with the groups that were found.
+        """
+        after, found, events = self.close(state.search, given, plan.round)
+        capped = capped_devices(self.means(state.search, given), self.weighting, self.run.recipe.weight_cap)
+        if found is None:
+            clusters = dict.fromkeys((*state.devices, *plan.assignments), 0)
+            return dataclasses.replace(state, search=after), Outcome(clusters, events, capped)
+        return dataclasses.replace(grouped(state, found), search=None), Outcome(found.clusters, events, capped)
+
+    def final(self, state: SearchState, round_: int, devices: tuple[str, ...]) -> RoundPlan:
+        """Return the final round of a run that has found no groups: all take the one model."""
+        assignments = dict.fromkeys(devices, final_assignment((self.one,)))
+        return RoundPlan(round_, {self.one: state.one}, assignments, final=True)
 
     def means(self, state: SearchState, given: list[ClientUpdate]) -> list[list[ClientUpdate]]:
         """Return the contributions of each mean that a model moved by in the round that follows ``state``."""

@@ -27,7 +27,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.numerics.backend import Backend
 from aggregator.numerics.parted import wide_mean_of
 from aggregator.numerics.robust import winsorised
 from aggregator.strategies.base import (
@@ -43,7 +42,6 @@ from aggregator.strategies.base import (
     evaluates,
     final_assignment,
     mean_loss,
-    mean_update,
     parse_settings,
     retained,
     train_assignment,
@@ -156,14 +154,14 @@ class Ifca(Common):
     settings: IfcaSettings
     state_type = IfcaState
 
-    def __init__(self, run: RunPlan, backend: Backend | None = None, average: Average = mean_update) -> None:
-        super().__init__(run, backend, average)
-        s = checked_settings(run)
+    def prepare(self) -> None:
+        """Check the run and its settings, and make what follows from them."""
+        s = checked_settings(self.run)
         by_option = "machines" if s.option == "gradient" else "cluster"
         self.normalise = by_option if s.normalise == "auto" else s.normalise
         self.weighting = "samples" if self.normalise == "samples" else "uniform"
-        self.sharing = len(run.segments) > 1
-        self.search = Search(run, backend, average, weighting=self.weighting, first_id=MOST_FOUND)
+        self.sharing = len(self.run.segments) > 1
+        self.search = Search(self.run, self.backend, self.average, weighting=self.weighting, first_id=MOST_FOUND)
 
     @staticmethod
     def models(run: RunPlan) -> int:
@@ -217,7 +215,15 @@ class Ifca(Common):
     def close(self, state: IfcaState, plan: RoundPlan, given: list[ClientUpdate]) -> tuple[IfcaState, Outcome]:
         """Average within each cluster (an empty one does not change), then end a start after its last round."""
         if state.search is not None:
-            return self._sought(state, state.search, given, plan.round)
+            steady = Broadcast(stable=STEADY_ROUNDS)
+            state, outcome = self.search.settle(
+                state,
+                given,
+                plan,
+                lambda s, found: dataclasses.replace(s, slots=found.groups, choice=found.clusters, broadcast=steady),
+            )
+            clusters = {d: state.choice.get(d, 0) for d in state.devices}
+            return state, dataclasses.replace(outcome, clusters=clusters)
         before, first = state, state.first
         broadcast, events = self._observed(state, plan, {c.device: c.model - first for c in given})
         slots, shared = self._averaged(state, given, plan.round)
@@ -240,19 +246,6 @@ class Ifca(Common):
         # A start that has just ended has no choices any more.
         told, at = (state.choice, state.first) if state.settled else (choice, first)
         return state, Outcome({d: at + told.get(d, 0) for d in state.devices}, events, capped)
-
-    def _sought(
-        self, state: IfcaState, search: SearchState, given: list[ClientUpdate], round_: int
-    ) -> tuple[IfcaState, Outcome]:
-        """Close a round of the search for groups."""
-        after, found, events = self.search.close(search, given, round_)
-        capped = capped_devices(self.search.means(search, given), self.weighting, self.run.recipe.weight_cap)
-        if found is None:
-            state = dataclasses.replace(state, search=after)
-            return state, Outcome(dict.fromkeys(state.devices, 0), events, capped)
-        state = dataclasses.replace(state, slots=found.groups, choice=found.clusters, search=None)
-        state = dataclasses.replace(state, broadcast=Broadcast(stable=STEADY_ROUNDS))
-        return state, Outcome({d: state.choice.get(d, 0) for d in state.devices}, events, capped)
 
     def _without_idle(
         self, state: IfcaState, before: IfcaState, given: list[ClientUpdate], round_: int
