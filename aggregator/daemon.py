@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from aggregator.config import AggregatorConfig
 from aggregator.inbound import PresenceInbox
@@ -25,7 +26,10 @@ from aggregator.page.server import FleetPage
 from aggregator.publisher import LEDGER_FILE, NoticeBoard, Publisher
 from aggregator.run_control import RunControl
 from aggregator.run_service import RunService
+from aggregator.shards.calculation import JobLink
+from aggregator.shards.coordinator import WorkerMessages
 from aggregator.shards.membership import witness
+from aggregator.status.facts import RunStatus
 from aggregator.status.live_file import LiveFile, known_devices
 from aggregator.status.text import service_line
 from aggregator.status.watch import FleetWatch
@@ -46,6 +50,7 @@ from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, WireError, reason_of
 from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol.chunking import LaterKindError
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
 from shoal.transport.inbox import Inbox, Item
@@ -56,14 +61,6 @@ from shoal.util.log_throttle import Refusals
 from shoal.util.process import settle
 from shoal.util.server_process import keep_heap, raise_open_files_limit, usable_cores
 from shoal.util.service_manager import ServiceManager
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aggregator.shards.calculation import JobLink
-    from aggregator.shards.coordinator import WorkerMessages
-    from aggregator.status.facts import RunStatus
-    from shoal.protocol.documents import RunPlan
 
 LOG = logging.getLogger("shoal.aggregator")
 POLL_S: Final = 0.25

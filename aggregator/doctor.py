@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aggregator.config import AggregatorConfig
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.standstill import named
 from aggregator.status.record import REVOKED, FleetStatus
@@ -18,9 +19,6 @@ from shoal.membership.backup import backup_check
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.util.console import Check, checked, ok
 from shoal.version import VERSION, versions
-
-if TYPE_CHECKING:
-    from aggregator.config import AggregatorConfig
 
 
 def diagnose(config: AggregatorConfig) -> list[Check]:

@@ -15,32 +15,29 @@ Example: an aggregator is restored at round 4 from a backup. Three devices state
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 from aggregator.membership import UNKNOWN_HINT, AggregatorMembership, signed_by
+from aggregator.rounds.engine import Engine
 from aggregator.rounds.quorum_and_deadline import certifiers
 from aggregator.rounds.state import CameOnline, EngineState, WentOffline
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.chunk_spool import ChunkSpool
 from crypto.seal.envelope import SealError
 from shoal.errors import UntrustedError
 from shoal.membership.statements import FEWEST_SIGNERS
 from shoal.protocol import channels
 from shoal.protocol.channels import PRESENCE
+from shoal.protocol.chunking import ChunkHeader
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
 from shoal.protocol.reassembly import Reassembler, ReceivedChunks, Transfer
 from shoal.protocol.sizes import upload_bytes
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from aggregator.rounds.engine import Engine
-    from aggregator.status.watch import FleetWatch
-    from shoal.protocol.chunking import ChunkHeader
-    from shoal.transport.base import Message, Transport
+from shoal.transport.base import Message, Transport
 
 
 class Inbound:

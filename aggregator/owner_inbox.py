@@ -9,10 +9,11 @@ import logging
 import queue
 import secrets
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crypto.seal.envelope import SealError, is_from, open_from_member, read_head
 from crypto.seal.identity import fingerprint
+from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.directory import Membership
 from shoal.membership.grants import OWNER_NAME
@@ -24,9 +25,6 @@ from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.mqtt import MqttTransport
-
-if TYPE_CHECKING:
-    from shoal.address import BrokerAddress
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 1.0

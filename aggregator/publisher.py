@@ -30,12 +30,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.membership import TOLD_FILE, AggregatorMembership
 from aggregator.numerics.rows import drop_pages
 from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep, offers_of, transcript_of
 from aggregator.rounds.state import OpenRound, Order
+from aggregator.storage.signed_runs import OwnerOrders
 from aggregator.workers import InlineWorkers, Workers
 from crypto.seal.envelope import (
     GroupKey,
@@ -83,9 +84,6 @@ from shoal.transport.base import Connected, Disconnected, Transport, TransportEv
 from shoal.transport.retained import RetainedPublisher, out_of_memory, stored
 from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.util.files import write_atomic
-
-if TYPE_CHECKING:
-    from aggregator.storage.signed_runs import OwnerOrders
 
 Publish = Callable[["Channel", Sequence[bytes | memoryview], int, str], bytes]
 """Seals and retains a message of a channel, in pieces, for a round, at a label; returns its transfer id."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.standstill import named
 from aggregator.rounds.state import WORDS, Order, RunPhase, may_follow, phase_of
 from aggregator.run_log import cluster_sizes
+from aggregator.run_service import RunService
 from aggregator.standing import StandingOrders
 from aggregator.status import versions
 from aggregator.status.answers import (
@@ -49,9 +50,6 @@ from shoal.protocol.requests import Outcome, OwnerRequest, RequestAction
 from shoal.util.console import counted
 from shoal.util.files import write_atomic
 from shoal.version import VERSION
-
-if TYPE_CHECKING:
-    from aggregator.run_service import RunService
 
 ORDERS: Final = {
     RequestAction.PAUSE: Order.PAUSE,

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aggregator.inbound import ODD_HINT, DevicePresence, Inbound, odd_history
 from aggregator.membership import AggregatorMembership, FalseMessageError
@@ -50,6 +50,7 @@ from aggregator.rounds.state import (
 from aggregator.run_log import RunLog, waiting_for
 from aggregator.shards.calculation import JobLink, Shards, ShardsUnavailableError
 from aggregator.shards.coordinator import READ_TOPICS, WorkerMessages, waiting_words
+from aggregator.status.facts import RunStatus
 from aggregator.status.watch import FleetWatch, run_facts
 from aggregator.storage.means import StoredMean
 from aggregator.storage.store import Store, readable
@@ -60,19 +61,16 @@ from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UsageError, reason_of
 from shoal.membership.roster_changes import ReplacedError
+from shoal.protocol.cells import CellSums
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.jobs import PartReport
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.states import NO_TRANSCRIPT
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent
 from shoal.util.log_throttle import Refusals
-
-if TYPE_CHECKING:
-    from aggregator.status.facts import RunStatus
-    from shoal.protocol.cells import CellSums
-    from shoal.protocol.jobs import PartReport
 
 LOG = logging.getLogger("shoal.aggregator")
 LOOK_S: Final = 0.2

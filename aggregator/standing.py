@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from aggregator.membership import RUNS_DIRECTORY, AggregatorMembership
 from aggregator.rounds.state import WORDS
 from aggregator.status.answers import MOST_NAMES, ScheduleEntry
+from aggregator.status.watch import FleetWatch
 from aggregator.storage.signed_runs import ORDER_FILE, OwnerOrders, RunFiles, directory_of
 from aggregator.storage.store import read_last_record
 from aggregator.strategies.registry import settings_of
@@ -25,12 +25,9 @@ from shoal.membership.signed_plans import open_package
 from shoal.membership.statements import signers_needed
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Roster, RunPackage, RunPlan, Schedule
+from shoal.protocol.messages import ModelsHeld
 from shoal.util.console import counted, second
 from shoal.util.files import read_if_there, write_atomic
-
-if TYPE_CHECKING:
-    from aggregator.status.watch import FleetWatch
-    from shoal.protocol.messages import ModelsHeld
 
 
 class StandingOrders:

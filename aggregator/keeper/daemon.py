@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from aggregator.config import AggregatorConfig
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.keeper.service import KeeperService
 from aggregator.shards import membership
@@ -13,14 +14,9 @@ from aggregator.shards.membership import WorkerMembership
 from shoal.errors import ShoalError
 from shoal.membership.doctor import local_checks, membership_checks
 from shoal.membership.grants import KEEPER_ROLE
+from shoal.transport.base import TransportEvent
 from shoal.util.console import Check, checked, ok
 from shoal.util.files import serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from aggregator.config import AggregatorConfig
-    from shoal.transport.base import TransportEvent
 
 
 def init(directory: Path, name: str) -> Path:

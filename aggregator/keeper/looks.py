@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from aggregator.keeper.memory import KeeperMemory, LooksUsed
 from aggregator.looks import open_deal
 from aggregator.strategies.registry import find_strategy
+from crypto.seal.identity import Identity
 from crypto.sums.deals import Deal, cosines, keeper_deal, sketch_pads
 from crypto.sums.looks import SKETCH
 from crypto.sums.ring import WORD_BYTES
@@ -24,12 +25,9 @@ from shoal.digests import sha256
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.cells import CellSums, Look, OpenCells
 from shoal.protocol.codec import encode
+from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.sums import KeeperShare
 from shoal.types import DIGEST_BYTES
-
-if TYPE_CHECKING:
-    from crypto.seal.identity import Identity
-    from shoal.protocol.documents import Member, RunPlan
 
 OPEN: Final = bytes(DIGEST_BYTES)
 """In place of the digest of a second request that has not come."""

@@ -9,15 +9,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.errors import IntegrityError, ShoalError
 from shoal.protocol.cells import REMEMBERED
 from shoal.protocol.codec import U32, Fixed16, Fixed32, decode, encode, message
+from shoal.protocol.documents import RunPlan
 from shoal.util.files import read_private, write_private
-
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
 
 MEMORY_FILE: Final = "opened.bin"
 

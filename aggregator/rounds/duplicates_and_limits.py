@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.rounds.state import EngineState, too_late, unit_in
+from aggregator.strategies.base import ClientUpdate
 from crypto.sums.codes import CHECKS
 from shoal.errors import ShoalError
 from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
@@ -19,9 +20,6 @@ from shoal.membership.statements import peek_statement
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Assignment, Upload
 from shoal.protocol.sums import precision_in
-
-if TYPE_CHECKING:
-    from aggregator.strategies.base import ClientUpdate
 
 OTHER_HISTORY: Final = "the device has signed another history of the run than the announced one"
 

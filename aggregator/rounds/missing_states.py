@@ -16,15 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, opens_since
 from aggregator.strategies.base import RoundPlan
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import FOR_ALL, Assignment, Phase, Share
 from shoal.protocol.states import SPARE_CHECKPOINTS, StateId
-
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
 
 CHECKPOINT_EVERY: Final = 10
 """Most rounds between two checkpoints of a model."""

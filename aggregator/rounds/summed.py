@@ -12,22 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from aggregator.rounds.screening import Levels
+from aggregator.strategies.base import RoundPlan
 from crypto.sums.codes import CHECKS, Codes, added
 from crypto.sums.ring import SHORT_BITS, Words, average, step_in, unit_of
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Phase
 from shoal.protocol.sums import SumCodes
-
-if TYPE_CHECKING:
-    from aggregator.rounds.screening import Levels
-    from aggregator.strategies.base import RoundPlan
-    from shoal.protocol.documents import RunPlan
-    from shoal.types import Float32Vector
+from shoal.types import Float32Vector
 
 LONGER: Final = 1.5
 """Room for growth from one round to the next; longer updates are scaled down, and the next step is larger."""

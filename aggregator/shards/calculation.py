@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,9 @@ from aggregator.numerics.backend import Backend, NumpyBackend
 from aggregator.numerics.parted import PartedVector, check_gram_size, wide_mean_of
 from aggregator.numerics.rows import check_rows, column_chunks
 from shoal.errors import ShoalError
+from shoal.protocol.documents import RunPlan
 from shoal.protocol.jobs import Job, JobDone, JobKind, MeanPlace, NodeKind, VectorNode
-
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
-    from shoal.types import Float32Vector
+from shoal.types import Float32Vector
 
 BLOCK_BYTES: Final = 32 << 20
 """Largest block of products, float64, that a worker makes and sends at a time."""

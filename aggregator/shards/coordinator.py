@@ -6,10 +6,12 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
+from aggregator.membership import AggregatorMembership
 from aggregator.rounds.held_models import HeldModels, segment_name
 from aggregator.status.facts import WorkerStatus
+from aggregator.storage.store import OpenedUpload
+from aggregator.strategies.base import RoundPlan
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import open_document
 from shoal import limits
@@ -19,17 +21,12 @@ from shoal.protocol import channels
 from shoal.protocol.cells import CellSums
 from shoal.protocol.channels import Channel
 from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Member, RunPlan
 from shoal.protocol.jobs import Job, JobDone, MeanOnBroker, PartReport, ShardOrder, StoredPart, WorkerPresence
 from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.sums import MOST_CELLS
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
 from shoal.transport.base import Transport, publish_in_chunks
-
-if TYPE_CHECKING:
-    from aggregator.membership import AggregatorMembership
-    from aggregator.storage.store import OpenedUpload
-    from aggregator.strategies.base import RoundPlan
-    from shoal.protocol.documents import Member, RunPlan
 
 READ_TOPICS = (TopicKind.REPORT, TopicKind.WORKER_STATE)
 

@@ -10,8 +10,10 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
+from aggregator.config import AggregatorConfig
 from aggregator.shards.membership import WorkerMembership, presence_of, witness
 from shoal import limits
 from shoal.address import BrokerAddress
@@ -21,11 +23,6 @@ from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.log_throttle import Refusals
 from shoal.util.service_manager import ServiceManager
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from aggregator.config import AggregatorConfig
 
 LOG = logging.getLogger("shoal.worker")
 POLL_S: Final = 0.25

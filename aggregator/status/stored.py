@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aggregator.membership import AggregatorMembership
 from aggregator.rounds.standstill import NAMES_SHOWN
@@ -25,6 +25,7 @@ from aggregator.run_log import (
     too_small,
 )
 from aggregator.status import text
+from aggregator.status.facts import RunStatus
 from aggregator.status.live_file import read_live
 from aggregator.status.record import REVOKED, SILENT_S, Facts, FleetStatus, StoredRun, build
 from aggregator.storage.signed_runs import RunFiles, check_assignment, directory_of, is_finished, is_void, read_orders
@@ -32,12 +33,9 @@ from aggregator.storage.store import read_records, readable
 from aggregator.strategies.base import STANDS_APART
 from shoal.address import in_words
 from shoal.errors import IntegrityError, NotReadyError, ShoalError
+from shoal.protocol.documents import RunPlan
 from shoal.util.console import mask_words, second
 from shoal.util.files import free_bytes_of, in_use
-
-if TYPE_CHECKING:
-    from aggregator.status.facts import RunStatus
-    from shoal.protocol.documents import RunPlan
 
 
 def require_health(directory: Path, fleet: FleetStatus) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.rounds.state import WORDS, Order, RunPhase
+from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
 from aggregator.status.record import REVOKED, FleetStatus, by_label
 from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.limits import CHUNK_BYTES
 from shoal.protocol.labels import SHOWN
+from shoal.protocol.messages import Vitals
 from shoal.util.console import counted, second, span
-
-if TYPE_CHECKING:
-    from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
-    from shoal.protocol.messages import Vitals
 
 KILO: Final = 1000
 

@@ -6,16 +6,14 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aggregator.rounds.quorum_and_deadline import is_paused, members, online_needed, shortage, uploads_needed
 from aggregator.rounds.state import WORDS, EngineState, RunPhase, not_waited_for, phase_of
 from aggregator.run_log import awaited_keys
 from aggregator.status.facts import ConnectionFacts, DeviceStatus, RunStatus
+from shoal.protocol.messages import DeclineReason, ModelsHeld, Presence
 from shoal.transport.base import Connected, Disconnected, TransportEvent, Unreached
-
-if TYPE_CHECKING:
-    from shoal.protocol.messages import DeclineReason, ModelsHeld, Presence
 
 SETTLED_S: Final = 10.0
 """Time after a connection during which presences may be late: the broker first sends its queue."""

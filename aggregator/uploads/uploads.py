@@ -11,31 +11,29 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
+from aggregator.inbound import Inbound
+from aggregator.membership import AggregatorMembership
+from aggregator.publisher import Publisher
 from aggregator.rounds.duplicates_and_limits import Decision, other_head
+from aggregator.rounds.engine import Engine
 from aggregator.rounds.screening import norm_error
 from aggregator.rounds.state import Declined, EngineEvent, EngineState
 from aggregator.shards.coordinator import PartsGate
 from aggregator.storage.store import NOTHING, OpenedUpload, Store, UploadRef
+from aggregator.strategies.base import ClientUpdate
 from aggregator.uploads.retransmission import Answers
 from aggregator.uploads.states import UploadEvent, UploadState, UploadTable
 from aggregator.uploads.validation import RefusedUploadError, UploadVerifier
+from aggregator.workers import RunWorkers
 from shoal.errors import ShoalError, UntrustedError
 from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.documents import RunPlan
+from shoal.protocol.jobs import PartReport
 from shoal.protocol.messages import DeclineReason, Upload
 from shoal.protocol.precision.lengths import norm_room
 from shoal.protocol.reassembly import DigestError, NoRoomError, ReceivedChunks
-
-if TYPE_CHECKING:
-    from aggregator.inbound import Inbound
-    from aggregator.membership import AggregatorMembership
-    from aggregator.publisher import Publisher
-    from aggregator.rounds.engine import Engine
-    from aggregator.strategies.base import ClientUpdate
-    from aggregator.workers import RunWorkers
-    from shoal.protocol.documents import RunPlan
-    from shoal.protocol.jobs import PartReport
 
 COMMITTED_AT_ONCE: Final = 64
 """Valid uploads that are committed even while the workers have more: a commit costs the same for one as for many."""
