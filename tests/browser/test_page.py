@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.browser.browsers import complaints, look, requested
 from tests.browser.conftest import impaired
 from tests.helpers.pages import NOW_S, PagePlace, names, record
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -29,7 +29,6 @@ WIDTHS = (360, 1600)
 PAINT_S, UPDATE_S = 1.0, 0.1
 """Time to the first paint, and of an update, with 100 devices; tests allow SLACK times as much on a busy machine."""
 SLACK = 3
-WAIT_S = 30.0
 IN_VIEW = "const b = document.getElementById(arguments[0]).getBoundingClientRect(); return b.top < innerHeight && b.bottom > 0"
 ALL_BUILT = "return [...document.querySelectorAll('details')].every((d) => d.children.length === 2)"
 AUDIT = (ROOT / "tests" / "helpers" / "audit.js").read_text()
@@ -38,14 +37,6 @@ PICTURES = os.environ.get("SHOAL_SCREENSHOTS", "")
 FIRST_PAGE_PIXELS = 1500
 """Of the picture on the project's first page: down to the tree of clusters and its table."""
 HOSTILE = '<img src=x onerror="document.title=1"></script><script>document.title=1</script>'
-
-
-def until(reached, within_s=WAIT_S):
-    end_s = time.monotonic() + within_s
-    while not (found := reached()):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-    return found
 
 
 def text_of(browser, selector):

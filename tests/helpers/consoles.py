@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,8 @@ from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.taken_away import stage_of
 from tests.helpers.tasks import logistic_bundle
+from tests.helpers.waiting import until
 
-WITHIN_S = 60.0
 OPTIONS = Recipe(
     "fedavg",
     rounds=50_000,
@@ -82,14 +81,6 @@ class Console:
         """End the aggregator by a signal, and start it again."""
         self.stage.stop("aggregator", number)
         self.stage.start_aggregator()
-
-
-def until(condition, wanted, within_s=WITHIN_S):
-    """Wait until ``condition`` holds."""
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, wanted
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import queue
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +9,7 @@ from shoal.address import BrokerAddress
 from shoal.transport.base import Message, TransportEvent
 from shoal.transport.local_broker import find_mosquitto
 from shoal.transport.mqtt import MqttTransport
+from tests.helpers.waiting import until
 
 BROKERS = [
     pytest.param("mosquitto", marks=pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")),
@@ -47,13 +47,6 @@ class Client:
         return event
 
 
-def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-    end = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.005)
-
-
 def settle(one: Client, topic: str) -> None:
     """Return when the broker has taken ``one``'s subscriptions: it must match ``topic``."""
     for _ in range(50):
@@ -63,7 +56,7 @@ def settle(one: Client, topic: str) -> None:
                 pass
         except queue.Empty:
             continue
-        wait_for(lambda: one.transport.pending() == 0)
+        until(lambda: one.transport.pending() == 0)
         while not one.events.empty():
             one.events.get()
         return

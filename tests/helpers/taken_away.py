@@ -13,6 +13,7 @@ from shoal.transport.local_broker import start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 NAMES = ("dev-0", "dev-1", "dev-2")
 LOCAL = LocalTraining(epochs=1, batch_size=32, lr=0.2)
@@ -21,14 +22,6 @@ CONTINUES_S = 10.0
 """A run whose file is put back goes on within this time."""
 WAIT_S = 60.0
 STOPPED = "run stopped: its file was taken away"
-
-
-def until(condition, what, seconds=WAIT_S):
-    """Wait until ``condition`` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)
 
 
 class Place:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from shoal.errors import BrokerUnreachableError, TakenOverError
 from shoal.transport.local_broker import find_mosquitto, free_port
+from tests.helpers import waiting
 from tests.helpers.bad_links import BadLink
 from tests.helpers.calls import call
 from tests.helpers.forked_stages import ForkedStage
@@ -57,10 +57,7 @@ def link(*arguments, **options):
 
 
 def until(reached, *programs):
-    end_s = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < end_s, "\n".join(f"{p.name}: {p.log.read_text()[-3000:]}" for p in programs)
-        time.sleep(0.1)
+    waiting.until(reached, lambda: "\n".join(f"{p.name}: {p.log.read_text()[-3000:]}" for p in programs), WAIT_S)
 
 
 def write_data(folder, features=3):

@@ -13,8 +13,9 @@ import pytest
 from shoal.errors import BrokerUnreachableError, ConfigError
 from shoal.transport.base import Connected, Disconnected, Message
 from shoal.transport.local_broker import BrokerProcess, choose_kind, find_mosquitto, free_port, start_broker
-from tests.helpers.mqtt_clients import Client, settle, wait_for
+from tests.helpers.mqtt_clients import Client, settle
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +42,7 @@ def test_publish_arrives_once_broker_is_back(own: BrokerProcess, client: Callabl
     writer.transport.publish("down", b"patient", retain=True)
     assert writer.transport.pending() == 1
     own.start()
-    wait_for(lambda: writer.transport.pending() == 0)
+    until(lambda: writer.transport.pending() == 0)
     assert client(own.url, "down-reader", "down").message() == Message("down", b"patient", retained=True)
 
 
@@ -62,7 +63,7 @@ def test_mosquitto_keeps_retained_messages(tmp_path: Path, client: Callable[...,
     with start_broker("mosquitto", tmp_path) as broker:
         writer = client(broker.url, "p-writer")
         writer.transport.publish("persist", b"kept", retain=True)
-        wait_for(lambda: writer.transport.pending() == 0)
+        until(lambda: writer.transport.pending() == 0)
         writer.transport.close()
         broker.stop()
         broker.start()
@@ -103,7 +104,7 @@ def test_broker_dies_with_its_starter(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    wait_for(lambda: not any(is_running(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def is_running(pid: int) -> bool:

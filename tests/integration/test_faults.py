@@ -20,6 +20,7 @@ from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.process]
 
@@ -117,14 +118,6 @@ class Fleet:
         self.stage.wait(plan.run, WAIT_S)
         self.check_rounds(plan)
         return self.model(plan)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for ``condition``."""
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 @pytest.fixture(params=[MOSQUITTO, AMQTT])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -12,17 +11,10 @@ from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.timeout(180)]
 NAMES = ("dev-0", "dev-1", "dev-2")
-WAIT_S = 60.0
-
-
-def until(condition, what):
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")

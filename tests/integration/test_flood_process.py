@@ -11,8 +11,8 @@ from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.floods import MIB, claim, claims, rss_mb, until_idle
-from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.broker,
@@ -47,7 +47,7 @@ def scene(tmp_path, client):
         plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS)
         server = stage.start_aggregator()
         device = stage.start_device("dev-0", tmp_path / "dev-0.npz")
-        wait_for(lambda: "following run" in device.log.read_text(), 60.0)
+        until(lambda: "following run" in device.log.read_text(), 60.0)
         for program in (server, device):
             until_idle(program.pid)
         yield stage, plan, server, device, client(broker.url, "stranger").transport, tmp_path
@@ -59,7 +59,7 @@ def growth_mb(program, transport, messages):
     for first in range(0, len(messages), 400):
         for topic, chunk, retain in messages[first : first + 400]:
             transport.publish(topic, chunk, retain=retain)
-        wait_for(lambda: transport.pending() == 0, 60.0)
+        until(lambda: transport.pending() == 0, 60.0)
         until_idle(program.pid)
         most = max(most, rss_mb(program.pid))
     return most - before

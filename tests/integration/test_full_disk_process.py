@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import numpy as np
 import pytest
 
 from shoal.errors import StorageError
 from shoal.transport.local_broker import find_mosquitto, start_broker
+from tests.helpers import waiting
 from tests.helpers.calls import call
 from tests.helpers.disks import fill, small_disk
 from tests.helpers.forked_stages import ForkedStage
@@ -35,10 +35,7 @@ def status(package, directory):
 
 
 def until(reached, log):
-    end_s = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < end_s, log.read_text()[-3000:]
-        time.sleep(0.1)
+    waiting.until(reached, lambda: log.read_text()[-3000:], WAIT_S)
 
 
 def test_full_disk_ends_with_status_9(tmp_path):

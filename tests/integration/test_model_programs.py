@@ -18,9 +18,9 @@ from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import grouped_data
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.models_in_use import NAMED, TASK, finish
-from tests.helpers.taken_away import until
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 RUNS = 50
 LIMIT_S = 120.0

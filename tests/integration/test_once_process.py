@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.broker,
@@ -22,7 +22,6 @@ pytestmark = [
 NAMES = ("dev-0", "dev-1")
 LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.2)
 OPTIONS = Recipe("fedavg", rounds=2, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=30.0, seed=1)
-WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -42,13 +41,6 @@ def stage(tmp_path):
 def sign(stage):
     bundle = logistic_bundle()
     return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
-
-
-def until(condition, what):
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def test_every_run_of_fleet_gets_its_devices(stage, tmp_path):

@@ -10,8 +10,8 @@ from shoal.owner.cli.main import app
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto
 from shoal.version import VERSION, WIRE
-from tests.helpers.consoles import until
 from tests.helpers.tasks import logistic_bundle
+from tests.helpers.waiting import until
 from tests.integration.other_versions import mixed_stage
 
 pytestmark = [

@@ -16,8 +16,8 @@ from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.fleets import grouped_data
 from tests.helpers.forked_stages import ForkedStage
 from tests.helpers.own_trainers import bundle, command
-from tests.helpers.taken_away import until
 from tests.helpers.tasks import CLASSES, INPUTS
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.broker,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal.errors import ConfigError
 from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
 from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.broker,
@@ -34,14 +34,6 @@ def ask(port, path):
         return error.code, error.read().decode()
     except OSError:
         return 0, ""
-
-
-def until(reached):
-    end_s = time.monotonic() + WAIT_S
-    while not (found := reached()):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-    return found
 
 
 def test_ready_aggregator_ends_cleanly(tmp_path, client):

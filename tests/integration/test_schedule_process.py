@@ -14,7 +14,7 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.documents import Schedule
 from shoal.protocol.recipe import Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers import calls
+from tests.helpers import calls, waiting
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.forked_stages import ForkedStage
@@ -30,10 +30,7 @@ WAIT_S = 120.0
 
 
 def until(reached, stage, wait_s=WAIT_S):
-    end_s = time.monotonic() + wait_s
-    while not reached():
-        assert time.monotonic() < end_s, stage.log_of("aggregator").read_text()[-3000:]
-        time.sleep(0.1)
+    waiting.until(reached, lambda: stage.log_of("aggregator").read_text()[-3000:], wait_s)
 
 
 @pytest.mark.parametrize(("count", "runs", "every_s"), with_long([(8, 60, 60), (3, 3, 1)], (3, 3, 1)))

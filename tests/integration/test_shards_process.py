@@ -27,6 +27,7 @@ from tests.helpers.processes import found_in_memory
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.process, pytest.mark.torch]
 
@@ -81,11 +82,8 @@ def serving_stage(tmp_path, kind=ForkedStage):
         yield stage
 
 
-def wait_for(stage, run, reached, timeout_s=WAIT_S):
-    end = time.monotonic() + timeout_s
-    while not reached(stage.records(run)):
-        assert time.monotonic() < end, "\n".join(p.tail() for p in stage.programs.values())
-        time.sleep(0.05)
+def wait_for(stage, run, reached):
+    until(lambda: reached(stage.records(run)), lambda: "\n".join(p.tail() for p in stage.programs.values()), WAIT_S)
 
 
 @pytest.mark.long

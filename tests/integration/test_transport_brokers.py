@@ -19,8 +19,9 @@ from shoal.protocol import chunking as frame
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.base import Message, TakenOver
 from shoal.transport.local_broker import BrokerProcess
-from tests.helpers.mqtt_clients import WAIT_S, Client, settle, wait_for
+from tests.helpers.mqtt_clients import WAIT_S, Client, settle
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
 
@@ -40,7 +41,7 @@ def test_message_and_answer_are_prompt(shared: BrokerProcess, client: Callable[.
         times.append(time.perf_counter() - began)
     assert sorted(times)[10] < 0.04
     assert near.transport.bytes_sent - sent == near.transport.bytes_received - received == 20 * 200
-    wait_for(lambda: near.transport.pending() == 0)
+    until(lambda: near.transport.pending() == 0)
 
 
 def test_newest_common_version_is_spoken(shared: BrokerProcess, client: Callable[..., Client]) -> None:
@@ -57,7 +58,7 @@ def test_late_subscriber_gets_retained(shared: BrokerProcess, client: Callable[.
     writer.transport.publish("keep/a", b"kept", retain=True)
     writer.transport.publish("keep/b", b"gone", retain=True)
     writer.transport.publish("keep/b", b"", retain=True)
-    wait_for(lambda: writer.transport.pending() == 0)
+    until(lambda: writer.transport.pending() == 0)
     reader = client(shared.url, "reader", "keep/+")
     assert reader.message() == Message("keep/a", b"kept", retained=True)
     with pytest.raises(queue.Empty):
@@ -92,7 +93,7 @@ def test_five_megabytes_pass_in_chunks(shared: BrokerProcess, client: Callable[.
     assert transfer.payload == blob
     assert (transfer.kind, transfer.round, transfer.transfer_id) == (frame.ChunkKind.UPLOAD, 3, frame.transfer_id(blob))
     assert transfer.signed == hashlib.sha256(blob[: -frame.TRAILER_BYTES]).digest()
-    wait_for(lambda: writer.transport.pending() == 0)
+    until(lambda: writer.transport.pending() == 0)
 
 
 def test_what_is_sent_once_arrives_too(shared: BrokerProcess, client: Callable[..., Client]) -> None:
@@ -103,7 +104,7 @@ def test_what_is_sent_once_arrives_too(shared: BrokerProcess, client: Callable[.
         writer.transport.publish("once", b"%d" % number * 1000, qos=0 if number < 49 else 1)
     heard = [reader.message().payload for _ in range(50)]
     assert sorted(heard) == sorted(b"%d" % number * 1000 for number in range(50))
-    wait_for(lambda: writer.transport.pending() == 0)
+    until(lambda: writer.transport.pending() == 0)
 
 
 def test_oversized_publish_is_refused(shared: BrokerProcess, client: Callable[..., Client]) -> None:
@@ -200,5 +201,5 @@ def test_later_start_of_one_id_ends(
         twins[birth].transport.start(require=True)
     later, earlier = twins[max(births)], twins[min(births)]
     later.until(TakenOver, 2 * WAIT_S)
-    wait_for(lambda: not later.transport._thread.is_alive())
+    until(lambda: not later.transport._thread.is_alive())
     settle(earlier, topic)

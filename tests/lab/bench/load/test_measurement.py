@@ -12,13 +12,7 @@ from shoal_lab.bench.load.measurement import figures, page_reader
 from shoal.errors import ConfigError, UsageError
 from shoal.transport.local_broker import free_port
 from tests.helpers.pages import PagePlace, names
-
-
-def wait_for(reached):
-    end_s = time.monotonic() + 20
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+from tests.helpers.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -89,6 +83,6 @@ def test_reader_follows_events_and_metrics(tmp_path, monkeypatch):
     place = PagePlace(tmp_path, names(3))
     with page_reader(place.server.port) as read, place:
         place.publish()
-        wait_for(lambda: read["events"] >= 1 and read["metrics"] >= 3)
+        until(lambda: read["events"] >= 1 and read["metrics"] >= 3)
         place.publish(received=1)
-        wait_for(lambda: read["events"] >= 2)
+        until(lambda: read["events"] >= 2)

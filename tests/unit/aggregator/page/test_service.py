@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import sys
 import threading
-import time
 import urllib.request
 
 import pytest
@@ -17,6 +16,7 @@ from aggregator.page.server import FleetPage
 from shoal.errors import ConfigError, WireError
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.pages import facts
+from tests.helpers.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +96,12 @@ def test_sensors_are_published_in_a_thread(config, membership, monkeypatch, capl
     kept_up(page, membership)
     page.start()
     try:
-        wait_for(lambda: caplog.records)
+        until(lambda: caplog.records)
         transport.full = False
-        wait_for(lambda: "homeassistant/shoal_demo/state" in transport.topics)
+        until(lambda: "homeassistant/shoal_demo/state" in transport.topics)
     finally:
         page.close()
     assert [r.message for r in caplog.records] == ["Home Assistant's sensors can't be published"]
-
-
-def wait_for(reached):
-    end_s = time.monotonic() + 10
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_missing_client_says_what_to_install(config, membership, monkeypatch):

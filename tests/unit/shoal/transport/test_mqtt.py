@@ -16,7 +16,6 @@ from shoal.transport.base import Connected, Disconnected, Message, TakenOver, Tr
 from shoal.transport.mqtt import MANY_ENDS, MqttTransport, backoff_s
 from shoal.transport.mqtt_connection import Publish
 from shoal.transport.pacing import Pace
-from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import (
     ACCEPT_V3,
     ACCEPT_V5,
@@ -28,6 +27,7 @@ from tests.helpers.scripted_broker import (
     ScriptedBroker,
     hold,
 )
+from tests.helpers.waiting import until
 
 
 def hang_up(connection: socket.socket, version: int) -> None:
@@ -424,6 +424,6 @@ def test_many_publishes_need_one_wake_up(broker, monkeypatch):
 
     transport = MqttTransport(broker(script).url, "client-1", sink)
     transport.start(require=True)
-    wait_for(lambda: b"49" in received)
+    until(lambda: b"49" in received)
     assert len(written) <= 1
     transport.close()

@@ -14,8 +14,8 @@ from shoal import limits
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MANY_ENDS, MqttTransport
-from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import ACCEPT_V5, ScriptedBroker, hold
+from tests.helpers.waiting import until
 
 PUBACK = 0x40
 CHUNK = bytes(100_000)
@@ -81,13 +81,13 @@ def test_acknowledged_once_handled(broker: Callable[..., ScriptedBroker]) -> Non
     peer, inbox = Peer(*(publish_packet(b"%d" % i, packet_id=i) for i in (1, 2, 3))), Inbox()
     transport = start(broker(peer).url, inbox)
     try:
-        wait_for(lambda: transport.bytes_received == 3)
+        until(lambda: transport.bytes_received == 3)
         time.sleep(0.1)
         assert peer.acknowledged == []
         assert handle(inbox, 2) == [b"1", b"2"]
-        wait_for(lambda: len(peer.acknowledged) == 2)
+        until(lambda: len(peer.acknowledged) == 2)
         assert handle(inbox, 1) == [b"3"]
-        wait_for(lambda: peer.acknowledged == [1, 2, 3])
+        until(lambda: peer.acknowledged == [1, 2, 3])
     finally:
         transport.close()
 
@@ -99,7 +99,7 @@ def test_default_acknowledges_on_arrival(
     peer = Peer(publish_packet(b"x", packet_id=7))
     transport, events = connect(broker(peer).url)
     transport.start()
-    wait_for(lambda: peer.acknowledged == [7])
+    until(lambda: peer.acknowledged == [7])
     assert isinstance(events.get(timeout=5), Connected)
     events.get(timeout=5).acknowledge()
 
@@ -111,12 +111,12 @@ def test_reading_stops_while_too_much_waits(broker: Callable[..., ScriptedBroker
     peer, inbox = Peer(*(publish_packet(CHUNK, packet_id=qos * (i + 1)) for i in range(total))), Inbox()
     transport = start(broker(peer).url, inbox)
     try:
-        wait_for(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
+        until(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
         time.sleep(0.3)
         assert transport.bytes_received <= limits.MAX_UNHANDLED_BYTES + limits.MAX_PACKET_BYTES
         assert peer.sent < total
         assert len(handle(inbox, total)) == total
-        wait_for(lambda: len(peer.acknowledged) == qos * total)
+        until(lambda: len(peer.acknowledged) == qos * total)
     finally:
         transport.close()
 
@@ -128,7 +128,7 @@ def test_small_messages_have_an_overhead(broker: Callable[..., ScriptedBroker]) 
     peer, inbox = Peer(publish_packet(b"x") * total), Inbox()
     transport = start(broker(peer).url, inbox)
     try:
-        wait_for(lambda: transport.bytes_received > 0.5 * limits.MAX_UNHANDLED_BYTES / limits.MESSAGE_OVERHEAD_BYTES)
+        until(lambda: transport.bytes_received > 0.5 * limits.MAX_UNHANDLED_BYTES / limits.MESSAGE_OVERHEAD_BYTES)
         time.sleep(0.3)
         assert transport.bytes_received < 1.5 * limits.MAX_UNHANDLED_BYTES / limits.MESSAGE_OVERHEAD_BYTES
         assert len(handle(inbox, total)) == total
@@ -156,12 +156,12 @@ def test_earlier_connections_message(
     inbox = Inbox()
     transport = start(broker(script).url, inbox)
     try:
-        wait_for(lambda: transport.bytes_received == 2)
+        until(lambda: transport.bytes_received == 2)
         assert handle(inbox, 1) == [b"0"]
         time.sleep(0.2)
         assert connections[1] == []
         assert handle(inbox, 1) == [b"1"]
-        wait_for(lambda: connections[1] == [1])
+        until(lambda: connections[1] == [1])
     finally:
         transport.close()
 
@@ -171,7 +171,7 @@ def test_close_leaves_unhandled_messages(broker: Callable[..., ScriptedBroker]) 
     total = 2 * limits.MAX_UNHANDLED_BYTES // len(CHUNK)
     inbox = Inbox()
     transport = start(broker(Peer(*(publish_packet(CHUNK) for _ in range(total)))).url, inbox)
-    wait_for(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
+    until(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
     began_s = time.monotonic()
     transport.close()
     assert time.monotonic() - began_s < 5
@@ -184,7 +184,7 @@ def test_packet_above_limit_ends_connection(
     peer, inbox = Peer(publish_packet(bytes(64 * limits.MAX_PACKET_BYTES))), Inbox()
     transport = start(broker(peer).url, inbox)
     try:
-        wait_for(lambda: peer.connections > 1)
+        until(lambda: peer.connections > 1)
         assert peer.sent == 0
         assert transport.bytes_received == 0
         assert "over the limit of 1048576" in caplog.text
@@ -199,7 +199,7 @@ def test_packets_above_limit_are_no_takeover(
     peer = Peer(publish_packet(bytes(2 * limits.MAX_PACKET_BYTES)))
     transport, events = connect(broker(peer).url)
     transport.start()
-    wait_for(lambda: peer.connections > MANY_ENDS + 1)
+    until(lambda: peer.connections > MANY_ENDS + 1)
     seen = [events.get() for _ in range(events.qsize())]
     assert TakenOver() not in seen
     assert Disconnected("the broker sent a packet above the limit") in seen

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from shoal.transport.base import Connected
 from shoal.transport.mqtt import MqttTransport
-from tests.helpers.mqtt_clients import wait_for
 from tests.helpers.scripted_broker import ACCEPT_V5, ScriptedBroker, hold
+from tests.helpers.waiting import until
 
 
 def test_at_qos_0_nothing_is_waited_for(
@@ -33,7 +33,7 @@ def test_at_qos_0_nothing_is_waited_for(
     for _ in range(100):
         transport.publish("t", b"once", qos=0)
     assert everything.wait(5)
-    wait_for(lambda: transport.pending() == 0)
+    until(lambda: transport.pending() == 0)
     transport.publish("t", bytes(400))
 
 
@@ -53,11 +53,11 @@ def test_qos_0_counts_until_it_is_taken(
     transport.start()
     assert isinstance(events.get(timeout=5), Connected)
     transport.publish("t", bytes(150_000), qos=0)
-    wait_for(lambda: not transport._link._unwritten)
+    until(lambda: not transport._link._unwritten)
     time.sleep(0.1)
     assert transport.pending() == 1
     read.set()
-    wait_for(lambda: transport.pending() == 0)
+    until(lambda: transport.pending() == 0)
 
 
 def test_qos_0_not_taken_is_given_up(
@@ -88,7 +88,7 @@ def test_qos_0_not_taken_is_given_up(
     time.sleep(0.2)
     assert transport.pending() > 1
     full.set()
-    wait_for(lambda: received.endswith(b"end"))
+    until(lambda: received.endswith(b"end"))
     assert b"once" not in received
     assert transport.pending() == 1
     for _ in range(31):  # 15.5 MB of the 16 that may wait

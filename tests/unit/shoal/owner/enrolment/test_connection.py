@@ -32,6 +32,7 @@ from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
 from tests.helpers.receiving import RECEIVING, device_card
 from tests.helpers.trees import ONE_THREAD, ROOT
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
 TOPICS = Topics("reef")
@@ -62,13 +63,6 @@ def leave(broker, messages):
         transport.publish(topic, payload, retain=True)
     until(lambda: not transport.pending())
     transport.close()
-
-
-def until(reached):
-    end_s = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
 
 
 def request(identity, token):
