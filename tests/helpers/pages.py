@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -19,6 +20,12 @@ from tests.helpers.plans import run_plan
 
 BROKER = "mqtts://reef.example:8883"
 NOW_S = 1_800_000_000
+
+
+def embedded(page):
+    """Return the data that a page carries."""
+    text = page.decode().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    return json.loads(text)
 
 
 def names(count):

@@ -10,6 +10,10 @@ class PowerCut(BaseException):
     """Raised to end a program at any point."""
 
 
+def cut(*_):
+    raise PowerCut
+
+
 class CutAt:
     """Ends the program at the n-th change of the disk below a folder; a cut write leaves half of its bytes."""
 

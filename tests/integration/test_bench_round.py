@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+import pytest
 from shoal_lab.bench import rounds
+from shoal_lab.bench.starts import measure
 
 pytestmark = [
     pytest.mark.broker,
@@ -29,3 +31,19 @@ def test_rounds_and_their_bounds_are_timed(compile_once, monkeypatch):
     assert data["seconds_per_round_min"] <= data["seconds_per_round_median"] <= data["seconds_per_round_max"]
     assert data["seconds_per_round_min"] > data["seconds_bound_by_training"] > 0
     assert data["device_rss_mb_max"] > 1
+
+
+# -- `shoal bench start` on a real broker with real processes --
+
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.long
+def test_it_times_a_first_start_and_another():
+    data = measure(1, "mosquitto")
+    assert (data["starts"], data["broker"]) == (1, "mosquitto")
+    assert data["seconds_first"] == [data["seconds_first_median"]]
+    for kind in ("first", "again"):
+        assert data[f"cpu_seconds_to_loss_{kind}_median"] > 0
+        assert 0 < data[f"seconds_to_loss_{kind}_median"] < data[f"seconds_{kind}_median"] < 60

@@ -7,13 +7,10 @@ from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState
 from shoal.protocol.messages import Action
 from tests.helpers.fleets import answers, make_exact_fleet, thetas, uploads_of
+from tests.helpers.power_cuts import PowerCut
 
 FINAL = 4
 """The standard small fleet trains three rounds."""
-
-
-class PowerCut(BaseException):
-    """Ends a device wherever it is."""
 
 
 def until_done(fleet, name):

@@ -14,7 +14,7 @@ from aggregator.page.access import Access, Listen
 from aggregator.page.server import HEAD_BYTES, MOST_STREAMS, PageServer
 from aggregator.status.record import SILENT_S
 from shoal.errors import ConfigError
-from tests.helpers.pages import PagePlace, names
+from tests.helpers.pages import PagePlace, embedded, names
 
 TOKEN = b"a-secret-of-this-test"
 HOSTILE = '</script><script>alert("x")</script>'
@@ -45,11 +45,6 @@ def raw(place, data, wait_s=5.0):
         except ConnectionResetError:
             pass
         return found
-
-
-def embedded(page):
-    text = page.decode().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    return json.loads(text)
 
 
 def test_the_page_has_the_state_and_the_run(place):

@@ -13,23 +13,19 @@ from edge_client.learning.reading import Reading
 from shoal.errors import DataError
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec
+from tests.helpers.datafiles import idx
 from tests.helpers.tasks import manifest, samples
 
 TASK = manifest()
 IMAGES = manifest(input=TensorSpec((1, 2, 2), "float32"), label=TensorSpec((), "int64", 10))
 
 
-def idx_bytes(array):
-    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return head + array.tobytes()
-
-
 def write_idx(folder, n=6, suffix="", prefix="train-"):
     rng = np.random.default_rng(2)
     x, y = rng.integers(0, 256, (n, 2, 2)).astype(np.uint8), rng.integers(0, 10, n).astype(np.uint8)
     pack = gzip.compress if suffix else bytes
-    (folder / f"{prefix}images-idx3-ubyte{suffix}").write_bytes(pack(idx_bytes(x)))
-    (folder / f"{prefix}labels-idx1-ubyte{suffix}").write_bytes(pack(idx_bytes(y)))
+    (folder / f"{prefix}images-idx3-ubyte{suffix}").write_bytes(pack(idx(x)))
+    (folder / f"{prefix}labels-idx1-ubyte{suffix}").write_bytes(pack(idx(y)))
     return x, y
 
 

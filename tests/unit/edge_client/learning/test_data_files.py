@@ -13,20 +13,16 @@ import pytest
 from edge_client.learning import data_files
 from edge_client.learning.data_files import Raw, read_idx, read_npz
 from shoal.errors import DataError
+from tests.helpers.datafiles import idx
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-
-
-def idx_bytes(array):
-    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return head + array.tobytes()
 
 
 def write_idx(folder, n=6, suffix="", labels_suffix=None):
     rng = np.random.default_rng(2)
     x, y = rng.integers(0, 256, (n, 2, 2)).astype(np.uint8), rng.integers(0, 10, n).astype(np.uint8)
     for name, array, end in ((IMAGES, x, suffix), (LABELS, y, suffix if labels_suffix is None else labels_suffix)):
-        data = idx_bytes(array)
+        data = idx(array)
         (folder / f"{name}{end}").write_bytes(gzip.compress(data) if end else data)
     return x, y
 
@@ -120,7 +116,7 @@ def test_swapped_image_files_are_refused(tmp_path):
 def test_deep_labels_are_refused(tmp_path):
     """Labels with more than one dimension are refused."""
     write_idx(tmp_path)
-    (tmp_path / LABELS).write_bytes(idx_bytes(np.zeros((6, 1), np.uint8)))
+    (tmp_path / LABELS).write_bytes(idx(np.zeros((6, 1), np.uint8)))
     with pytest.raises(DataError, match=f"{LABELS} is not a label file$"):
         read_idx(tmp_path / IMAGES)
 
@@ -148,7 +144,7 @@ def test_header_may_not_promise_too_much(tmp_path, monkeypatch):
 def test_packed_file_ends_with_its_header(tmp_path):
     """A packed file is not unpacked beyond its header."""
     write_idx(tmp_path, suffix=".gz")
-    whole = idx_bytes(np.zeros((6, 2, 2), np.uint8))
+    whole = idx(np.zeros((6, 2, 2), np.uint8))
     (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(whole + bytes(10_000_000)))
     with pytest.raises(DataError, match=r"does not hold the 24 bytes that its header promises$"):
         read_idx(tmp_path / f"{IMAGES}.gz")

@@ -15,10 +15,7 @@ from shoal.membership.directory import GRANT_FILE, KEY_FILE, NEXT_FILE, RECEIVIN
 from shoal.membership.grants import ErasedKeyError, open_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.util.files import write_private
-
-
-class PowerCutError(BaseException):
-    """Nothing of ours catches it."""
+from tests.helpers.power_cuts import PowerCut
 
 
 @pytest.fixture
@@ -73,10 +70,10 @@ class Cuts:
             number = len(self.names)
             self.names.append(Path(target).name)
             if number == at and not after:
-                raise PowerCutError
+                raise PowerCut
             replace(path, target)
             if number == at:
-                raise PowerCutError
+                raise PowerCut
 
         monkeypatch.setattr(Path, "replace", cutting)
 
@@ -108,7 +105,7 @@ def test_power_cut_while_joining(fleet, grant, tmp_path, monkeypatch, at, after)
     before = raw(load_receiving(directory).private(1))
     with monkeypatch.context() as patched:
         Cuts(patched, at, after=after)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             enrolment.join(directory, grant, fleet.fingerprint)
     stored = (at, after) >= (JOIN_WRITES.index(GRANT_FILE), True)
     assert (directory / GRANT_FILE).exists() is stored
@@ -131,7 +128,7 @@ def test_power_cut_while_storing_secrets(fleet, device, monkeypatch, at, after):
     fleet.rotate()
     with monkeypatch.context() as patched:
         cuts = Cuts(patched, at, after=after)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             device.take_grant(grant_of(fleet))
     assert cuts.names == TAKE_WRITES[: at + 1]
     again = DeviceMembership(directory)
@@ -237,7 +234,7 @@ def test_power_cut_in_init(tmp_path, monkeypatch, at):
     """A power cut in init leaves nothing or keys that fit."""
     with monkeypatch.context() as patched:
         cuts = Cuts(patched, at)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             make_identity(tmp_path / "d", "dev-1", "device")
     assert cuts.names == [RECEIVING_FILE, KEY_FILE, "dev-1.card"][: at + 1]
     card = make_identity(tmp_path / "d", "dev-1", "device")

@@ -2,22 +2,16 @@
 
 import base64
 import hashlib
-import json
 import re
 
 import pytest
 
 from shoal.errors import ConfigError
 from shoal.page.page import MOST_RUNS, asset, content_security_policy, json_text, live, still, write_still
-from tests.helpers.pages import names, record
+from tests.helpers.pages import embedded, names, record
 from tests.unit.shoal.page.test_history import history
 
 HOSTILE = "</script><script>alert(1)</script><!-- & {{data}} {{script}}"
-
-
-def embedded(page):
-    text = page.decode().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    return json.loads(text)
 
 
 def test_still_holds_data_and_no_address():

@@ -15,19 +15,19 @@ from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card, open_grant
+from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.broker.config import CA_FILE, CA_KEY_FILE, config, write_broker_config
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import USERS_FILE
-from shoal.owner.keys.directory import GRANTS, FleetDirectory
+from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import DeviceGrant, RunPackage, SegmentSpec
+from shoal.protocol.documents import RunPackage, SegmentSpec
 from shoal.protocol.topics import matches
 from shoal.transport import local_broker as broker
 from shoal.util.files import write_private
 from tests.helpers.parties import Line
 from tests.helpers.plans import run_plan
-from tests.helpers.receiving import RECEIVING, device_card
+from tests.helpers.receiving import device_card, opened
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,6 @@ def test_websockets_have_a_listener():
 SPAWN = multiprocessing.get_context("spawn")
 
 PROGRAMS = 3
-
-
-def opened(fleet, identity):
-    """Open the grant file of a device in the owner's directory."""
-    data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
-    return open_grant(identity, data, DeviceGrant, fleet.fingerprint, RECEIVING)
 
 
 def test_open_program_uses_new_users(fleet, devices, tmp_path):

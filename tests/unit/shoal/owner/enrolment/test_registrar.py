@@ -20,14 +20,7 @@ from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind
 from shoal.util.files import exclusive
 from tests.helpers.enrolments import NOW_S, TOPICS
-
-
-class PowerCutError(BaseException):
-    """Nothing of ours catches it."""
-
-
-def cut(*_):
-    raise PowerCutError
+from tests.helpers.power_cuts import PowerCut, cut
 
 
 def another(scene):
@@ -108,7 +101,7 @@ def test_next_command_finishes_an_approval(scene, monkeypatch, again, token):
     registrar = scene.sit()
     with monkeypatch.context() as patched:
         patched.setattr(registrar, "_answer", cut)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             registrar.approve_all([scene.print_of()], NOW_S)
     assert not asking.granted
     later = scene.sit(fleet=another(scene))
@@ -286,7 +279,7 @@ def test_next_command_delivers_lost_keys(scene, monkeypatch, again):
     (asking,), registrar = waiting_for(scene, "dev-2")
     with monkeypatch.context() as patched:
         patched.setattr(registrar, "_answer", cut)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     drawn = another(scene).roster.keys_since
     later = scene.sit(fleet=another(scene))

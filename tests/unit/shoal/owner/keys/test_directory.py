@@ -19,30 +19,17 @@ from shoal.owner.keys.directory import GRANTS, FleetDirectory
 from shoal.owner.keys.receiving import RECEIVING_FILE
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, RUNS, SECRETS_FILE
 from shoal.owner.runs.plan import make_plan, write_run
-from shoal.protocol.documents import AggregatorGrant, DeviceGrant
+from shoal.protocol.documents import AggregatorGrant
 from shoal.protocol.recipe import Recipe
 from shoal.util.files import exclusive, write_private
 from tests.helpers.fleets import FULL_BATCH
-from tests.helpers.receiving import RECEIVING, device_card
+from tests.helpers.power_cuts import PowerCut, cut
+from tests.helpers.receiving import device_card, opened
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
 SPAWN = multiprocessing.get_context("spawn")
 PROGRAMS = 3
-
-
-def opened(fleet, identity):
-    """Open the grant file of a device in the owner's directory."""
-    data = (fleet.path / GRANTS / f"{identity.name}.grant").read_bytes()
-    return open_grant(identity, data, DeviceGrant, fleet.fingerprint, RECEIVING)
-
-
-class PowerCutError(BaseException):
-    """Ends a change in the middle; no handler of the program catches it."""
-
-
-def cut(*_):
-    raise PowerCutError
 
 
 OPTIONS = Recipe("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
@@ -114,7 +101,7 @@ def test_opening_completes_a_change(fleet, devices, monkeypatch):
     """All remaining grant files have the new secrets, and the revoked device's file is removed."""
     with monkeypatch.context() as patched:
         patched.setattr(fleet, "_finish_change", cut)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             fleet.revoke("dev-1")
     again = FleetDirectory(fleet.path)
     assert again.roster.revoked == ("dev-1",)
@@ -131,7 +118,7 @@ def test_reading_sees_a_journaled_change(fleet, monkeypatch):
             "shoal.owner.keys.vault.write_private",
             lambda f, data: write_private(f, data) if f.name in (CHANGE_FILE, RECEIVING_FILE) else cut(),
         )
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             fleet.rotate()
     with exclusive(fleet.path, wait_s=0, hint="-"):
         began = time.monotonic()

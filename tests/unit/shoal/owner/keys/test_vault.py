@@ -23,6 +23,7 @@ from shoal.owner.keys.vault import (
 )
 from shoal.protocol.codec import decode, encode
 from shoal.util.files import write_private
+from tests.helpers.power_cuts import PowerCut
 
 OLD = FleetSecrets(
     "reef",
@@ -121,10 +122,6 @@ def test_change_is_in_force_at_once(vault, tmp_path):
     assert vault.state() == (NEW, b"new roster")
 
 
-class PowerCutError(BaseException):
-    """Ends a change in the middle."""
-
-
 @pytest.mark.parametrize("written", [1, 2, 3])
 def test_change_is_whole_at_any_interruption(vault, tmp_path, monkeypatch, written):
     """After the journal, after the secrets, after the roster; carrying it out again is harmless."""
@@ -132,14 +129,14 @@ def test_change_is_whole_at_any_interruption(vault, tmp_path, monkeypatch, writt
 
     def write(path, data):
         if count[0] == written:
-            raise PowerCutError
+            raise PowerCut
         count[0] += 1
         write_private(path, data)
 
     with monkeypatch.context() as patched:
         patched.setattr("shoal.owner.keys.vault.write_private", write)
         if written < 3:
-            with pytest.raises(PowerCutError):
+            with pytest.raises(PowerCut):
                 vault.change(NEW, b"new roster")
         else:
             vault.change(NEW, b"new roster")
@@ -155,11 +152,11 @@ def test_change_without_journal_is_void(vault, monkeypatch):
     """A change that does not reach the journal leaves everything as it was."""
 
     def write(_path, _data):
-        raise PowerCutError
+        raise PowerCut
 
     with monkeypatch.context() as patched:
         patched.setattr("shoal.owner.keys.vault.write_private", write)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(PowerCut):
             vault.change(NEW, b"new roster")
     assert not vault.is_changing
     assert vault.state() == (OLD, b"old roster")

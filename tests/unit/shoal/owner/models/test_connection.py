@@ -11,6 +11,7 @@ from shoal.owner.models.reader import read_models
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers.fleets import make_fleet
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
 WAIT_S = 30.0
@@ -30,9 +31,7 @@ def copied(fleet, broker):
     transport.start(require=True)
     for topic, payload in fleet.broker.retained.items():
         transport.publish(topic, payload, retain=True)
-    end = time.monotonic() + WAIT_S
-    while transport.pending() and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: not transport.pending())
     transport.close()
     owner = fleet.stage.fleet
     owner.broker_for = lambda _user: broker.url

@@ -1,14 +1,12 @@
 """The report of a run from its directory at the aggregator."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
 from shoal.errors import ConfigError
 from shoal.owner.cli.main import app
 from shoal.owner.runs.report import run_report
-from tests.helpers.pages import PagePlace, names
+from tests.helpers.pages import PagePlace, embedded, names
 
 
 @pytest.fixture
@@ -18,11 +16,6 @@ def directory(tmp_path):
     yield tmp_path / "run-000001"
     place.server.close()
     place.store.close()
-
-
-def embedded(page):
-    text = page.decode().partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    return json.loads(text)
 
 
 def test_report_has_the_stored_rounds(directory, tmp_path):

@@ -24,6 +24,7 @@ from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.cases import with_long
+from tests.unit.shoal.owner.task_compiler.zoo import Lambda
 
 pytestmark = pytest.mark.torch
 
@@ -184,15 +185,6 @@ def test_frozen_layers_compile():
     """Frozen dropout and batch norm compile."""
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
     assert classify(model, 4).length == 25 + 10 + 18
-
-
-class Lambda(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.fc, self.function = nn.Linear(4, 3), function
-
-    def forward(self, x):
-        return self.function(self.fc(x))
 
 
 def test_frozen_parameters_are_constants():

@@ -15,18 +15,10 @@ from shoal.owner.task_compiler.layers import (
     refuse_stateful,
     untrained_statistics,
 )
+from tests.unit.shoal.owner.task_compiler.zoo import Lambda
 
 pytestmark = pytest.mark.torch
 X = torch.zeros(2, 4)
-
-
-class Lambda(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.fc, self.function = nn.Linear(4, 3), function
-
-    def forward(self, x):
-        return self.function(self.fc(x))
 
 
 def around(layer):

@@ -51,6 +51,17 @@ def pooled(*layers, width, n=5):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, n))
 
 
+class Lambda(nn.Module):
+    """A linear layer, and then a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.fc, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x):
+        return self.function(self.fc(x))
+
+
 class Over(nn.Module):
     """Apply ``body`` to x, take what ``pick`` says of its result, and then ``head``."""
 
