@@ -67,8 +67,8 @@ class Fleet:
             )
         self.origins = np.random.default_rng(3).normal(size=(1, bundle.length)).astype(np.float32)
 
-    def add_run(self) -> RunPlan:
-        return self.stage.add_run(self.bundle, self.origins, OPTIONS)
+    def add_run(self, options: Recipe = OPTIONS) -> RunPlan:
+        return self.stage.add_run(self.bundle, self.origins, options)
 
     def start(self) -> None:
         self.stage.start_aggregator()
@@ -151,36 +151,44 @@ def undisturbed(fleet: Fleet, models: dict[int, np.ndarray]) -> np.ndarray:
     return models[fleet.bundle.length]
 
 
-def freeze_in_a_round(fleet: Fleet, plan: RunPlan, name: str) -> int:
-    """Stop the process ``name`` somewhere in the run; return the round that can't close any more."""
-    until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")
-    fleet.signal(name, signal.SIGSTOP)
-    time.sleep(0.3)
-    return fleet.open_round(plan.run)
+def frozen_run(fleet: Fleet, name: str, options: Recipe = OPTIONS) -> tuple[RunPlan, int]:
+    """Begin a run and stop the process ``name`` in the middle; return the plan, and the round that can't close any more.
 
-
-def freeze_the_aggregator_in_mid_upload(fleet: Fleet, plan: RunPlan) -> None:
-    """Stop the aggregator when every device has an update for it.
-
-    It may be stopped after a round was closed and before the next was announced: then it is let go once more.
+    A run may be over before its process is stopped: then another one begins.
     """
     for _ in range(ROUNDS):
-        round_ = freeze_in_a_round(fleet, plan, "aggregator")
+        plan = fleet.add_run(options)
+        until(lambda run=plan.run: fleet.open_round(run) >= FROZEN_ROUND, "a round to disturb", pause_s=0.005)
+        fleet.signal(name, signal.SIGSTOP)
+        time.sleep(0.3)
+        round_ = fleet.open_round(plan.run)
+        if round_ <= ROUNDS:
+            return plan, round_
+        fleet.signal(name, signal.SIGCONT)
+    pytest.fail("every run was over before its process was stopped")
+
+
+def frozen_in_mid_upload(fleet: Fleet) -> RunPlan:
+    """Stop the aggregator when every device has an update for it; return the plan of the run.
+
+    It may be stopped after a round was closed and before the next was announced: then it is let go, and another run begins.
+    """
+    for _ in range(ROUNDS):
+        plan, round_ = frozen_run(fleet, "aggregator")
         end = time.monotonic() + SEALED_WITHIN_S
         while time.monotonic() < end:
             sealed = [DeviceState(fleet.stage.device_dir(d)).pending.load().mark.round for d in DEVICES]
             if min(sealed) >= round_ or fleet.stored(plan.run, round_):
-                return
+                return plan
             time.sleep(0.005)
         fleet.signal("aggregator", signal.SIGCONT)
-        time.sleep(0.01)
+        fleet.stage.wait(plan.run, WAIT_S)
     pytest.fail("the aggregator was never stopped with updates under way")
 
 
 def test_aggregator_killed_with_some_uploads(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """The durable updates of the open round are not asked for again, and not lost."""
-    plan = fleet.add_run()
-    freeze_in_a_round(fleet, plan, "dev-1")
+    plan, _ = frozen_run(fleet, "dev-1")
     until(lambda: {"dev-0", "dev-2"} <= fleet.stored(plan.run, fleet.open_round(plan.run)), "two durable updates")
     fleet.kill("aggregator")
     fleet.signal("dev-1", signal.SIGCONT)
@@ -191,8 +199,7 @@ def test_aggregator_killed_with_some_uploads(fleet: Fleet, undisturbed: np.ndarr
 @pytest.mark.parametrize("broker", [MOSQUITTO, pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """Messages that the broker acknowledged and lost are sent again."""
-    plan = fleet.add_run()
-    freeze_the_aggregator_in_mid_upload(fleet, plan)
+    plan = frozen_in_mid_upload(fleet)
     fleet.broker.kill()
     fleet.signal("aggregator", signal.SIGCONT)
     time.sleep(0.2)
@@ -203,8 +210,7 @@ def test_broker_killed_in_mid_upload(fleet: Fleet, undisturbed: np.ndarray) -> N
 
 def test_device_killed_unacknowledged(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """A restarted device sends the bytes that it had sealed."""
-    plan = fleet.add_run()
-    freeze_in_a_round(fleet, plan, "aggregator")
+    plan, _ = frozen_run(fleet, "aggregator")
     fleet.kill("dev-2")
     fleet.signal("aggregator", signal.SIGCONT)
     time.sleep(0.3)
@@ -219,9 +225,7 @@ def test_dead_device_does_not_stall_round(
     fleet = Fleet(tmp_path, broker, logistic(INPUTS, CLASSES))
     with fleet.stage:
         fleet.start()
-        options = dataclasses.replace(OPTIONS, quorum=0.6)
-        plan = fleet.stage.add_run(fleet.bundle, fleet.origins, options)
-        round_ = freeze_in_a_round(fleet, plan, "dev-0")
+        plan, round_ = frozen_run(fleet, "dev-0", dataclasses.replace(OPTIONS, quorum=0.6))
         fleet.kill("dev-0")
         records = fleet.stage.wait(plan.run, WAIT_S)
         assert records[-1]["final"]
@@ -232,8 +236,8 @@ def test_dead_device_does_not_stall_round(
 
 def test_everything_stops_and_starts_again(fleet: Fleet, undisturbed: np.ndarray) -> None:
     """SIGTERM is a clean stop for every program; the run resumes."""
-    plan = fleet.add_run()
-    until(lambda: fleet.open_round(plan.run) >= FROZEN_ROUND, "a round to disturb")
+    plan, _ = frozen_run(fleet, "dev-0")
+    fleet.signal("dev-0", signal.SIGCONT)
     codes = {name: fleet.stage.stop(name) for name in ("dev-0", "aggregator", "dev-1", "dev-2")}
     assert set(codes.values()) == {0}
     fleet.start()

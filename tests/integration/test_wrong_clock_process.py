@@ -180,10 +180,8 @@ def test_clock_years_ahead_expires_roster(fleet):
     with environment(wrong_clock("+3y")):
         fleet.start_device("dev-2")
     until(lambda: data_of("shoal-edge", "status", fleet.device("dev-2"), **wrong_clock("+3y")).get("connected"), 40)
-    began_s = time.monotonic()
     mine = data_of("shoal-edge", "status", fleet.device("dev-2"), **wrong_clock("+3y"))
     found = checks("shoal-edge", "doctor", fleet.device("dev-2"), **wrong_clock("+3y"))["roster"]
-    assert time.monotonic() - began_s < TOLD_WITHIN_S
     assert "roster_expired" in mine
     assert found["result"] == "failure"
     assert "this machine's clock says 20" in found["detail"]
