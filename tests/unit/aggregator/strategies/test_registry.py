@@ -192,14 +192,17 @@ def test_number_of_clusters_may_be_found(algorithm, name):
             make_strategy(run_plan(algorithm, {name: wrong}))
 
 
-def test_fesem_has_no_way_to_find_the_number():
-    with pytest.raises(ConfigError, match="k is a whole number, not 'auto'"):
-        settings_of("fesem", {"k": "auto"})
-
-
-def test_random_starts_need_number_of_models():
-    with pytest.raises(ConfigError, match="3 random starts of a number of models that is not given"):
-        settings_of("ifca", {"restarts": "3"})
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "match"),
+    [
+        ("fesem", {"k": "auto"}, "k is a whole number, not 'auto'"),
+        ("ifca", {"restarts": "3"}, "3 random starts of a number of models that is not given"),
+    ],
+)
+def test_number_of_models_must_be_given(algorithm, settings, match):
+    """FeSEM can't find it, and IFCA can't while it draws random starts."""
+    with pytest.raises(ConfigError, match=match):
+        settings_of(algorithm, settings)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))

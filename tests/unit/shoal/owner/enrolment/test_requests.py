@@ -75,12 +75,6 @@ def test_forged_request_with_proof_passes():
     assert open_request(forge(), TOKEN).card.member == DEVICE.member
 
 
-def test_wrong_proof_is_refused():
-    """A wrong proof is refused under the right seal."""
-    with pytest.raises(UntrustedError, match=UNPROVEN):
-        open_request(forge(proof=bytes(32)), TOKEN)
-
-
 @pytest.mark.parametrize("proof", [b"", bytes(31)])
 def test_request_lacking_a_statement(proof):
     """A request without a statement is refused."""
@@ -88,15 +82,19 @@ def test_request_lacking_a_statement(proof):
         open_request(forge(proof=proof, raw=b""), TOKEN)
 
 
-def test_card_of_another_device_is_refused():
-    with pytest.raises(UntrustedError, match="card does not belong to the keys that sign the request"):
-        open_request(forge(signer=THIEF, card=device_card(DEVICE)), TOKEN)
-
-
-def test_card_of_an_aggregator_is_refused():
-    """A card for the aggregators role is refused."""
-    with pytest.raises(UntrustedError, match="card does not belong"):
-        open_request(forge(card=make_card(DEVICE, AGGREGATOR_ROLE)), TOKEN)
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"proof": bytes(32)}, UNPROVEN),
+        ({"signer": THIEF, "card": device_card(DEVICE)}, "card does not belong to the keys that sign the request"),
+        ({"card": make_card(DEVICE, AGGREGATOR_ROLE)}, "card does not belong"),
+    ],
+    ids=["wrong proof", "another device's card", "an aggregator's card"],
+)
+def test_wrong_proof_or_card_is_refused(changes, match):
+    """Under the right seal."""
+    with pytest.raises(UntrustedError, match=match):
+        open_request(forge(**changes), TOKEN)
 
 
 def test_other_keys_around_it_are_refused():

@@ -175,12 +175,6 @@ def test_pooling_layers_compile():
     assert classify(Pools(), 1, 13, 13).length > 0
 
 
-def test_unsupported_layer_is_named():
-    """An unsupported layer is refused by its name."""
-    with pytest.raises(TaskError, match=r"layer '1' \(Dropout\)"):
-        classify(nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)), 4)
-
-
 def test_frozen_layers_compile():
     """Frozen dropout and batch norm compile."""
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
@@ -196,18 +190,6 @@ def test_frozen_parameters_are_constants():
     np.testing.assert_allclose(
         OrtModel(bundle).predict(theta, x.numpy()), model(x).detach().numpy(), rtol=1e-5, atol=1e-6
     )
-
-
-def test_untrained_model_is_refused():
-    """A model without trained parameters is refused."""
-    with pytest.raises(TaskError, match="no parameters to train"):
-        classify(nn.Linear(4, 3).requires_grad_(False), 4)
-
-
-def test_functional_dropout_is_found():
-    """Functional dropout is found in the forward pass."""
-    with pytest.raises(TaskError, match=r"layer .model. draws random numbers"):
-        classify(Lambda(lambda x: functional.dropout(x, 0.5)), 4)
 
 
 def test_failure_inside_exporter_names_layer():
@@ -246,6 +228,9 @@ def test_a_loss_that_is_no_number_is_refused(loss, message):
     ("model", "options", "message"),
     [
         (nn.ReLU(), {}, "no parameters"),
+        (nn.Linear(4, 3).requires_grad_(False), {}, "no parameters to train"),
+        (nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)), {}, r"layer '1' \(Dropout\)"),
+        (Lambda(lambda x: functional.dropout(x, 0.5)), {}, r"layer .model. draws random numbers"),
         (nn.Linear(5, 3), {}, "fails on its own example"),
         (nn.Linear(4, 3, dtype=torch.float64), {}, "float64"),
         (nn.Linear(4, 3), {"kind": "regression"}, "regression"),
