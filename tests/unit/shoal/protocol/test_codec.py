@@ -129,7 +129,7 @@ AT = {"float": 20, "bool": 28, "string": 29, "blob": 34, "array": 57, "optional"
         (b"SHM1" + bytes([199]), "kind 199"),
     ],
 )
-def test_malformed_or_other_message_is_refused(data, match):
+def test_other_or_malformed_is_refused(data, match):
     with pytest.raises(WireError, match=match):
         decode(data, Everything)
 
