@@ -52,7 +52,8 @@ def weighted_mean(updates: Updates, weights: NDArray[np.float64]) -> NDArray[np.
             for row, factor in zip(read_once(updates, piece.size), factors, strict=True):
                 _add_product(piece, row[start : start + BLOCK_COLUMNS], factor, product)
             np.divide(piece, np.float32(total_weight), out=piece)
-            finite = finite and _is_finite(piece)
+            # A finite sum, which is quicker, proves that all coordinates are; an infinite one may be overflow.
+            finite = finite and bool(np.isfinite(piece.sum()) or np.isfinite(piece).all())
     if not finite:
         raise NumericsError(f"the mean is not finite; rows with NaN or infinities: {bad_rows(updates)}")
     return mean
@@ -94,11 +95,6 @@ def check_weights(weights: NDArray[np.float64], count: int) -> NDArray[np.float6
     if not values.any():
         raise NumericsError("all weights are 0")
     return values
-
-
-def _is_finite(vector: NDArray[np.float32]) -> bool:
-    """Return whether every coordinate is finite. A finite sum, which is quicker, proves it; an infinite one may be overflow."""
-    return bool(np.isfinite(vector.sum()) or np.isfinite(vector).all())
 
 
 def _add_product(

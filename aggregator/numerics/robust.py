@@ -47,6 +47,8 @@ from aggregator.numerics.checks import NumericsError, check_square
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Towards = Callable[[Flags], Vector]
+"""Returns the sum of each update's cosines with the chosen updates, shape (n,), float64; a zero update has cosine 0 with all."""
 FILTER: Final = "filter"
 """The rule that leaves out what points against all others; it alone knows which devices it left out before."""
 
@@ -76,6 +78,8 @@ APART_BELOW: Final = 0.25
 """An update is an outlier if it keeps less than this share of its weight in the plain mean."""
 SMALLEST: Final = 1e-9
 """Weights below this share of the largest count as 0."""
+ROUNDING: Final = 1e-6
+"""What rounding makes of a cosine of 0, and of the squared length of a sum of directions that is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +98,44 @@ class RobustWeights:
     against: Flags
 
 
-def robust_weights(rule: str, products: Matrix, weights: Vector, before: Flags | None = None) -> RobustWeights:
+def robust_weights(
+    rule: str, products: Matrix | tuple[Vector, Towards], weights: Vector, before: Flags | None = None
+) -> RobustWeights:
     """Return the weights by ``rule`` of updates with the given dot products.
 
     Args:
         rule: ``off``, ``filter`` or a key of `RULES`.
-        products: shape (n, n), float64: the Gram matrix.
+        products: shape (n, n), float64: the Gram matrix; or the norms, shape (n,), float64, and the sums of cosines, which are
+            all that the filter needs.
         weights: shape (n,), float64: the weights of the plain mean.
         before: shape (n,), bool: updates of devices that the filter left out for their direction when they were last in a mean.
 
     Raises:
         NumericsError: no such rule, or ``products`` or ``weights`` hold values that no mean can use.
     """
-    gram = check_square(products, "the Gram matrix", least=1)
-    plain = check_weights(weights, len(gram))
+    lengths, towards = products if isinstance(products, tuple) else _within(products)
+    plain = check_weights(weights, len(lengths))
     if rule not in ("off", FILTER, *RULES):
         raise NumericsError(f"no robust rule {rule!r}; there are off, {FILTER}, {', '.join(RULES)}")
-    none = np.zeros(len(gram), bool)
-    if len(gram) < (FEWEST_FILTERED if rule == FILTER else LEAST_UPDATES) or rule == "off":
+    none = np.zeros(len(plain), bool)
+    if len(plain) < (FEWEST_FILTERED if rule == FILTER else LEAST_UPDATES) or rule == "off":
         return RobustWeights(plain, none, none)
-    against = opposed(gram, none if before is None else before) if rule == FILTER else none
+    against = opposed(lengths, towards, none if before is None else before) if rule == FILTER else none
     shares = plain / plain.sum()
-    found = shortened(gram, shares, against) if rule == FILTER else RULES[rule](gram, shares)
+    found = shortened(lengths, shares, against) if rule == FILTER else RULES[rule](np.asarray(products, float), shares)
     found = np.where(found < SMALLEST * found.max(), 0.0, found)
     if not found.any() or np.array_equal(found, shares):
         return RobustWeights(plain, none, none)
     values = found * plain.sum()
     return RobustWeights(values, (plain > 0) & (values < APART_BELOW * plain), against)
+
+
+def _within(products: Matrix) -> tuple[Vector, Towards]:
+    """Return the norms of updates and their sums of cosines by their Gram matrix, shape (n, n), float64."""
+    gram = check_square(products, "the Gram matrix", least=1)
+    lengths = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+    safe = np.where(lengths > 0.0, lengths, 1.0)
+    return lengths, lambda chosen: (gram[:, chosen] / np.outer(safe, safe[chosen])).sum(axis=1)
 
 
 def most_false(count: int) -> int:
@@ -144,7 +159,7 @@ def distances_to(gram: Matrix, mix: Vector) -> Vector:
     return distances
 
 
-def opposed(gram: Matrix, before: Flags) -> Flags:
+def opposed(lengths: Vector, towards: Towards, before: Flags) -> Flags:
     """Return which updates point against all others, while these agree among themselves; none where that is not clear.
 
     The others are found in steps: from all updates on, each step keeps those with a cosine of at least 0 with the mean direction
@@ -155,62 +170,59 @@ def opposed(gram: Matrix, before: Flags) -> Flags:
     devices whose model fits their data send updates in any direction, and one that works against them would slip in.
 
     Args:
-        gram: shape (n, n), float64.
+        lengths: shape (n,), float64.
+        towards: see `Towards`.
         before: shape (n,), bool: those that were out when their devices were last in a mean.
 
     Returns:
         shape (n,), bool; less than half of the updates.
     """
-    lengths = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
-    safe = np.where(lengths > 0.0, lengths, 1.0)
-    cosines = gram / np.outer(safe, safe)
-    kept = np.ones(len(gram), bool)
-    agreement = _agreement(cosines, kept)
-    for _ in range(len(gram)):
-        following = agreement >= 0.0
-        if (following == kept).all() or 2 * following.sum() <= len(gram):
+    kept = np.ones(len(lengths), bool)
+    agreement = _agreement(lengths, towards, kept)
+    for _ in lengths:
+        following = agreement >= -ROUNDING
+        if (following == kept).all() or 2 * following.sum() <= len(kept):
             break
         kept = following
-        agreement = _agreement(cosines, kept)
+        agreement = _agreement(lengths, towards, kept)
     out = ~kept
-    if 0 < out.sum() <= FALSE_SHARE * len(gram) and kept.sum() >= FEWEST_AGREEING:
+    if 0 < out.sum() <= FALSE_SHARE * len(kept) and kept.sum() >= FEWEST_AGREEING:
         least = float(agreement[kept].min())
         if least >= AGREEMENT and least - float(agreement[out].max()) >= GAP:
             return out
-    if not before.any() or 2 * before.sum() >= len(gram):
-        return np.zeros(len(gram), bool)
-    agreement = _agreement(cosines, ~before)
+    if not before.any() or 2 * before.sum() >= len(kept):
+        return np.zeros(len(kept), bool)
+    agreement = _agreement(lengths, towards, ~before)
     agree = agreement[~before].min() >= AGREEMENT
     still: Flags = before & ~(agree & (agreement >= AGREEMENT))
     return still
 
 
-def _agreement(cosines: Matrix, kept: Flags) -> Vector:
+def _agreement(lengths: Vector, towards: Towards, kept: Flags) -> Vector:
     """Return each update's cosine with the sum of the kept updates' directions but its own, shape (n,); 0 without any."""
-    own = np.where(kept, np.diagonal(cosines), 0.0)
-    towards = cosines[:, kept].sum(axis=1) - own
-    squared = cosines[np.ix_(kept, kept)].sum() - 2.0 * np.where(kept, towards, 0.0) - own
-    found: Vector = np.where(squared > SMALLEST, towards / np.sqrt(np.maximum(squared, SMALLEST)), 0.0)
+    whole, own = towards(kept), np.where(kept & (lengths > 0.0), 1.0, 0.0)
+    others = whole - own
+    squared = whole[kept].sum() - 2.0 * np.where(kept, others, 0.0) - own
+    found: Vector = np.where(squared > ROUNDING, others / np.sqrt(np.maximum(squared, ROUNDING)), 0.0)
     return found
 
 
-def shortened(gram: Matrix, shares: Vector, against: Flags) -> Vector:
+def shortened(lengths: Vector, shares: Vector, against: Flags) -> Vector:
     """Return shares without those updates that are ``against`` the others, and with long updates shortened to the median norm.
 
     Args:
-        gram: shape (n, n), float64.
+        lengths: shape (n,), float64.
         shares: shape (n,), float64, of sum 1: the plain mean's.
         against: shape (n,), bool: left out; the others share their weight.
     """
-    norms = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
-    usual = float(np.median(norms[~against]))
+    usual = float(np.median(lengths[~against]))
     kept = np.where(against, 0.0, shares)
     if not kept.any():
         return shares
     if against.any():
         kept = kept / kept.sum()
-    long = norms > LONG * usual if usual > 0.0 else np.zeros(len(gram), bool)
-    found: Vector = np.where(long, kept * usual / np.where(norms > 0.0, norms, 1.0), kept)
+    long = lengths > LONG * usual if usual > 0.0 else np.zeros(len(lengths), bool)
+    found: Vector = np.where(long, kept * usual / np.where(lengths > 0.0, lengths, 1.0), kept)
     return found
 
 

@@ -433,12 +433,16 @@ def norm_of(vector: Float32Vector) -> float:
     """Return the l2 norm of ``vector`` (d,), accumulated in float64 by blocks."""
     if is_parted([vector]):
         return cast(PartedVector, vector).norm()
+    return float(np.sqrt(dot(vector, vector)))
+
+
+def dot(vector: Float32Vector, other: Float32Vector) -> float:
+    """Return the dot product of two vectors (d,), accumulated in float64 by blocks."""
     total = 0.0
-    for start in range(0, len(vector), 1 << 16):
-        block = vector[start : start + (1 << 16)]
-        with np.errstate(over="ignore", invalid="ignore"):  # a device's update may overflow: callers check the norm
-            total += float(np.dot(block, block))
-    return float(np.sqrt(total))
+    with np.errstate(over="ignore", invalid="ignore"):  # a device's update may overflow: callers check the norm
+        for start in range(0, len(vector), 1 << 16):
+            total += float(np.dot(vector[start : start + (1 << 16)], other[start : start + (1 << 16)]))
+    return total
 
 
 def norms_of(vectors: Iterable[Float32Vector]) -> list[float]:

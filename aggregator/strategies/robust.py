@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 
 from aggregator.numerics.averaging import capped_weights, weighted_mean
 from aggregator.numerics.backend import Backend, cosine_matrix
-from aggregator.numerics.robust import LEAST_UPDATES, robust_weights
-from aggregator.strategies.base import Average, ClientUpdate, mean_update, weights_of
+from aggregator.numerics.parted import is_parted
+from aggregator.numerics.robust import FILTER, LEAST_UPDATES, Flags, Matrix, Towards, Vector, robust_weights
+from aggregator.numerics.rows import read_once
+from aggregator.strategies.base import Average, ClientUpdate, dot, mean_update, weights_of
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.recipe import DEFAULTS
 from shoal.types import Float32Vector
@@ -28,6 +31,11 @@ from shoal.types import Float32Vector
 BLOCK_UPDATES: Final = 512
 """Most updates that are compared with each other. A larger cluster is weighed in blocks of equal size, in order of device id,
 so that time and memory grow with the number of devices and not with its square."""
+SUMS_OF_ROWS: Final = 3
+"""Most sums of cosines for which the filter reads the updates twice; false updates may make it ask for many, and for those it
+compares all updates at once."""
+SAFE_LENGTHS: Final = (1e-6, 1e6)
+"""Range of the norms for which it does so: float32 products of others may vanish or overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,12 @@ class RobustMean:
         if longest == 0.0:
             return plain
         lengths = lengths / longest
-        products = cosine_matrix([c.row for c in given], backend=self.backend) * np.outer(lengths, lengths)
+        rows = [c.row for c in given]
+        safe = SAFE_LENGTHS[0] < longest * float(lengths.min()) and longest < SAFE_LENGTHS[1]
+        if self.rule == FILTER and safe and not is_parted(rows):
+            products: Matrix | tuple[Vector, Towards] = lengths, _towards(rows, lengths * longest, self.backend)
+        else:
+            products = cosine_matrix(rows, backend=self.backend) * np.outer(lengths, lengths)
         before = np.array([model in self._known.against.get(c.device, ()) for c in given])
         found = robust_weights(self.rule, products, plain, before)
         for c, apart, against in zip(given, found.apart.tolist(), found.against.tolist(), strict=True):
@@ -123,6 +136,23 @@ class RobustMean:
         bounded = capped_weights(found.values, cap or DEFAULTS.weight_cap)
         shared: NDArray[np.float64] = bounded * (found.values.sum() / bounded.sum())
         return shared
+
+
+def _towards(rows: list[Float32Vector], lengths: Vector, backend: Backend | None) -> Towards:
+    """Return the sums of cosines of ``rows`` with the norms ``lengths``, each for two passes over the rows: see SUMS_OF_ROWS."""
+    cosines, left, inverse = (
+        cache(lambda: cosine_matrix(rows, backend=backend)),
+        iter(range(SUMS_OF_ROWS)),
+        1.0 / lengths,
+    )
+
+    def towards(chosen: Flags) -> Vector:
+        if next(left, None) is None:
+            return np.asarray(cosines()[:, chosen].sum(axis=1))
+        mean = weighted_mean(rows, np.where(chosen, inverse, 0.0))
+        return np.array([dot(row, mean) for row in read_once(rows)]) * inverse * float(inverse[chosen].sum())
+
+    return towards
 
 
 def _blocks(contributions: list[ClientUpdate]) -> Iterator[list[int]]:

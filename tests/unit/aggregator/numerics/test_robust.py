@@ -16,6 +16,7 @@ from aggregator.numerics.checks import NumericsError
 from aggregator.numerics.robust import (
     FALSE_SHARE,
     RULES,
+    _within,
     centred_clipping,
     geometric_median,
     most_false,
@@ -145,7 +146,7 @@ def groups(*sizes, seed=0, noise=0.5):
 def test_filter_takes_no_side_between_groups(sizes):
     for seed in range(20):
         rows = groups(*sizes, seed=seed)
-        assert not opposed(rows @ rows.T, np.zeros(len(rows), bool)).any()
+        assert not opposed(*_within(rows @ rows.T), np.zeros(len(rows), bool)).any()
 
 
 def test_filter_ignores_weights():
@@ -159,11 +160,11 @@ def test_left_out_until_all_agree_again():
     """What was left out stays out until the others agree again and it agrees with them."""
     before = np.arange(N) >= 7
     apart, together = vectors(3, common=0.0), vectors(3)
-    assert opposed(apart @ apart.T, before).tolist() == before.tolist()
-    assert not opposed(together @ together.T, before).any()
-    assert not opposed(apart @ apart.T, np.zeros(N, bool)).any()
+    assert opposed(*_within(apart @ apart.T), before).tolist() == before.tolist()
+    assert not opposed(*_within(together @ together.T), before).any()
+    assert not opposed(*_within(apart @ apart.T), np.zeros(N, bool)).any()
     # Of half of the updates nobody can say which half is false.
-    assert not opposed(apart @ apart.T, np.arange(N) >= 5).any()
+    assert not opposed(*_within(apart @ apart.T), np.arange(N) >= 5).any()
 
 
 def test_filter_shortens_to_the_median():
