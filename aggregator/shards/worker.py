@@ -22,7 +22,7 @@ from crypto.seal.envelope import open_from_member, read_head, seal_message_to_gr
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
 from shoal.protocol import channels
-from shoal.protocol.chunking import ChunkKind, chunk_count
+from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.jobs import (
@@ -38,7 +38,7 @@ from shoal.protocol.messages import Action, Control, Reminder
 from shoal.protocol.precision.codec import decode as decode_vector
 from shoal.protocol.precision.codec import encode as encode_vector
 from shoal.protocol.precision.seeds import mean_seed
-from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler, Transfer
+from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.shards import (
     PART_LABEL,
     MeanPartHeader,
@@ -253,9 +253,6 @@ class WorkerService:
             self._now_s,
             kind=ChunkKind.PART,
         )
-        if missing is None:
-            count = chunk_count(reminder.size, reminder.chunk_bytes)
-            missing = tuple(range(min(count, MAX_MISSING_LISTED)))
         self._ask_again(device, reminder.round, reminder.transfer, missing)
 
     def _ask_again(self, device: str, round_: int, transfer: bytes, missing: tuple[int, ...]) -> None:

@@ -15,11 +15,10 @@ from aggregator.rounds.state import EngineState, too_late
 from aggregator.storage.store import UploadRef
 from aggregator.uploads.states import ANSWERED, UploadEvent, UploadState, UploadTable
 from shoal import limits
-from shoal.protocol.chunking import chunk_count
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import Action, Reminder
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.protocol.reassembly import MAX_MISSING_LISTED, Reassembler
+from shoal.protocol.reassembly import Reassembler
 
 ACTIONS: Final[Mapping[UploadState, Action]] = {
     UploadState.ACKNOWLEDGED: Action.ACK,
@@ -170,10 +169,6 @@ class Answers:
             return
         self._requested[device] = _Request(transfer, reminder.turn, now_s)
         missing = self._chunks.missing(device, reminder.round, transfer, reminder.size, reminder.chunk_bytes, now_s)
-        # No chunk of it has arrived, so the reassembler does not know it: request as many as it would list.
-        if missing is None:
-            count = chunk_count(reminder.size, reminder.chunk_bytes)
-            missing = tuple(range(min(count, MAX_MISSING_LISTED)))
         self._tell(device, reminder.round, transfer, Action.NACK, "chunks missing", missing)
 
     def on_disconnect(self) -> None:

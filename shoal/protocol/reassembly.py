@@ -23,6 +23,7 @@ from shoal.protocol.chunking import (
     ChunkKind,
     Fingerprint,
     LaterKindError,
+    chunk_count,
     parse,
 )
 
@@ -422,8 +423,8 @@ class Reassembler:
         chunk_bytes: int,
         now_s: float,
         kind: ChunkKind = ChunkKind.UPLOAD,
-    ) -> tuple[int, ...] | None:
-        """Return the first MAX_MISSING_LISTED missing chunks of an upload; None if none of its chunks arrived.
+    ) -> tuple[int, ...]:
+        """Return the first MAX_MISSING_LISTED missing chunks of an upload, of which perhaps none has arrived.
 
         `stalled` then counts the upload as reported. Chunks of the same id with another size or chunk length are dropped,
         since the chunks still to come will not fit them.
@@ -434,7 +435,7 @@ class Reassembler:
             self._forget(source, key)
         pending = self._sources.get(source, {}).get(wanted)
         if pending is None:
-            return None
+            return tuple(range(min(chunk_count(size, chunk_bytes), MAX_MISSING_LISTED)))
         pending.reported_s = now_s
         return pending.missing()
 
