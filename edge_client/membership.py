@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import SealError, is_from, open_from_member, peek_from_group, read_head
+from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_member, peek_from_group, read_head
 from crypto.seal.identity import peek_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
@@ -23,7 +23,6 @@ from shoal.util.files import named, read_private, write_private
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import VersionKey
-    from crypto.seal.envelope import GroupKey
     from shoal.protocol.messages import Sealed
 
 REVOKED_HINT: Final = (

@@ -10,27 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.identity import open_document
-from edge_client.learning.reading import NONE_LEFT_OUT
+from edge_client.learning.reading import NONE_LEFT_OUT, LeftOut
 from edge_client.storage.finished_models import FinishedModel, FinishedModels
-from edge_client.storage.state import OwnModel
-from shoal.errors import ConfigError, IntegrityError, UntrustedError, reason_of
+from edge_client.storage.state import DeviceState, OwnModel
+from shoal.errors import ConfigError, IntegrityError, ShoalError, UntrustedError, reason_of
 from shoal.limits import CLOCK_OFF_S
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import ModelChoice, RunPackage
-from shoal.protocol.messages import Phase
+from shoal.protocol.documents import ModelChoice, RunPackage, RunPlan
+from shoal.protocol.messages import Announcement, Assignment, Phase
 from shoal.util.console import second, span
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
     from edge_client.followed_run import Run
-    from edge_client.learning.reading import LeftOut
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
     from edge_client.protocol.session import DeviceSession
-    from edge_client.storage.state import DeviceState
-    from shoal.errors import ShoalError
-    from shoal.protocol.documents import RunPlan
-    from shoal.protocol.messages import Announcement, Assignment
     from shoal.transport.base import Transport
     from shoal.types import Float32Vector
 

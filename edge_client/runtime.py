@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
-from edge_client.config import ditto_weight
-from edge_client.learning.data import load
+from edge_client.config import EdgeConfig, ditto_weight
+from edge_client.learning.data import Dataset, load
 from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend
@@ -32,7 +32,7 @@ from edge_client.protocol import round_state as rounds
 from edge_client.protocol import session_io as io
 from edge_client.protocol.declining import Declines, decline_reason
 from edge_client.protocol.presence import HEAD_EVERY, Attendance, ControlMessages, Uplink, presence, receiving_notice
-from edge_client.protocol.session import DeviceSession
+from edge_client.protocol.session import DeviceSession, Do, Steps
 from edge_client.reporting import Results
 from edge_client.run.beginning import NotMeantError, RunFollower
 from edge_client.run.finishing import Finisher
@@ -58,7 +58,7 @@ from shoal.errors import (
 from shoal.membership.roster import RosterForkError, apply_change, expiry_of
 from shoal.protocol import channels
 from shoal.protocol.chunking import LaterKindError
-from shoal.protocol.messages import Action
+from shoal.protocol.messages import Action, Announcement, Assignment, Control, ModelsHeld
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.shards import PART_LABEL
 from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
@@ -69,18 +69,14 @@ from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
-    from edge_client.config import EdgeConfig
     from edge_client.followed_run import Run
-    from edge_client.learning.data import Dataset
     from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
-    from edge_client.protocol.session import Do, Steps
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RosterChange, RunPlan
-    from shoal.protocol.messages import Announcement, Assignment, Control, ModelsHeld
 
 LOG = logging.getLogger("shoal.edge")
 GROWTH_EVERY_S = 60.0

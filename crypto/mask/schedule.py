@@ -40,11 +40,10 @@ from crypto.mask.secret import MaskSecret
 from shoal import limits
 from shoal.digests import hmac_sha256
 from shoal.errors import IntegrityError, UsageError
-from shoal.types import check_name
+from shoal.types import Float32Vector, Segment, check_name
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import RunPlan
-    from shoal.types import Float32Vector, Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edge_client.learning.executor.base import Graph, in_chunks
+from edge_client.learning.executor.base import Executor, Graph, in_chunks
 from edge_client.learning.executor.choice import AUTO, NUMPY, choose
 from shoal.errors import ConfigError, DataError, TaskError
 from shoal.task.onnx_graph import without_metadata
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from edge_client.learning.executor.base import Executor
 
 MODEL_FILE: Final = "model.onnx"
 REGRESSION: Final = "regression"

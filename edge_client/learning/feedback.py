@@ -29,13 +29,12 @@ from shoal.protocol.messages import Phase
 from shoal.protocol.precision.codec import decode, encode
 from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
 from shoal.protocol.shards import part_seed
-from shoal.types import MaskedVector
+from shoal.types import Float32Vector, MaskedVector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from crypto.mask.derivation import MaskKey
-    from shoal.types import Float32Vector
 
 RESIDUAL_ROUNDS: Final = 10
 """Rounds after which a residual is stale: the model has moved on while the device was not drawn."""

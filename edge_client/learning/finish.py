@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_client.learning import training
-from edge_client.learning.data import Dataset, joined, permutation
+from edge_client.learning.data import Dataset, DataSplits, joined, permutation
 from edge_client.learning.finish_rule import (
     ALONE,
     CLUSTER,
@@ -41,7 +41,6 @@ from shoal.protocol.recipe import LocalTraining
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.data import DataSplits
     from edge_client.learning.model import Backend
     from shoal.protocol.documents import RunPlan
     from shoal.types import Float32Vector

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_client.learning.executor.base import SCORE_ROWS, Graph, in_chunks
+from edge_client.learning.executor.base import SCORE_ROWS, Executor, Graph, MakeExecutor, in_chunks
 from shoal.errors import TaskError
 from shoal.task.manifest import GRAPH_NAMES
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_client.learning.executor.base import Executor, MakeExecutor
     from shoal.protocol.recipe import LocalTraining
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_client.learning.model import OwnTraining
+from edge_client.learning.model import Backend, OwnTraining
 from edge_client.learning.training import Cancelled
 from shoal.errors import TaskError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_client.learning.data import Dataset
-    from edge_client.learning.model import Backend
     from shoal.types import Float32Vector
 
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from edge_client.learning.data import Dataset, DataSplits
-from edge_client.storage.scales import Scale
+from edge_client.storage.scales import Scale, Scales
 from shoal.errors import IntegrityError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.storage.scales import Scales
     from shoal.task.manifest import TaskManifest
 
 LARGEST: Final = 1e4

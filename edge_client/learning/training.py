@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from edge_client.learning.model import OwnTraining
+from edge_client.learning.model import Backend, OwnTraining
 from shoal.errors import ShoalError, TaskError
 from shoal.protocol.recipe import LocalTraining
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_client.learning.data import Dataset
-    from edge_client.learning.model import Backend
     from shoal.types import Float32Vector
 
 LOG = logging.getLogger("shoal.edge")

@@ -26,13 +26,12 @@ from shoal.errors import IntegrityError, MissingStateError, ShoalError, TaskErro
 from shoal.membership.statements import check_certificate
 from shoal.protocol.codec import decode_prefix, encode
 from shoal.protocol.messages import Sealed
-from shoal.protocol.states import SealedState, StateId, checkpoint_purpose
+from shoal.protocol.states import SealedState, StateCertificate, StateId, checkpoint_purpose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shoal.protocol.documents import Roster
-    from shoal.protocol.states import StateCertificate
 
 CONTENT_LABEL: Final = "content"
 

@@ -16,7 +16,7 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.messages import Announcement, Control, Notice
 from shoal.protocol.shards import sealed_mean_part_bytes
-from shoal.protocol.topics import TopicKind
+from shoal.protocol.topics import ParsedTopic, TopicKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from edge_client.protocol.session import DeviceSession
     from shoal.protocol.channels import Channel
     from shoal.protocol.chunking import ChunkKind
-    from shoal.protocol.topics import ParsedTopic
 
 UNSUBSCRIBED: Final[Mapping[ChunkKind, int]] = {}
 """The limits of a topic that the device has unsubscribed from. The broker may still send messages that it had queued."""

@@ -17,19 +17,35 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from crypto.seal.envelope import open_from_group, read_head, seal_message_to_member, seal_to_group
+from crypto.seal.envelope import (
+    GroupKey,
+    SealedMessage,
+    open_from_group,
+    read_head,
+    seal_message_to_member,
+    seal_to_group,
+)
 from crypto.seal.identity import sign_document
-from edge_client.protocol.session_io import OfferReceivingKeys, PublishPresence, Resubscribe
+from edge_client.protocol.session_io import Facts, OfferReceivingKeys, PublishPresence, Resubscribe
 from edge_client.upload_pieces import pieces_of, stored
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
-from shoal.protocol.channels import PART, PRESENCE, RECEIVING, UPLOAD
+from shoal.protocol.channels import PART, PRESENCE, RECEIVING, UPLOAD, Channel
 from shoal.protocol.chunking import cut, parse, split
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.messages import MOST_CONTRARY, Decline, Presence, Reminder
+from shoal.protocol.documents import Member, ReceivingNotice
+from shoal.protocol.messages import (
+    MOST_CONTRARY,
+    Announcement,
+    Decline,
+    DeclineReason,
+    ModelsHeld,
+    Presence,
+    Reminder,
+    Vitals,
+)
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Qos, Transport, Will, publish_in_chunks
 from shoal.transport.rivals import Witness
@@ -38,13 +54,8 @@ from shoal.version import VERSION, WIRE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from crypto.seal.envelope import GroupKey, SealedMessage
     from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
-    from edge_client.protocol.session_io import Facts
-    from shoal.protocol.channels import Channel
-    from shoal.protocol.documents import Member
-    from shoal.protocol.messages import Announcement, DeclineReason, ModelsHeld, Vitals
     from shoal.protocol.states import TranscriptHead
     from shoal.transport.stored import StoredBytes
 

@@ -42,9 +42,9 @@ from shoal.digests import sha256
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import RunPackage
-from shoal.protocol.messages import STATISTICS_MODELS
-from shoal.protocol.states import NO_TRANSCRIPT
+from shoal.protocol.documents import RunPackage, RunPlan
+from shoal.protocol.messages import STATISTICS_MODELS, Announcement
+from shoal.protocol.states import NO_TRANSCRIPT, CheckpointRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
     from edge_client.storage.state import DeviceState
-    from shoal.protocol.documents import RunPlan
-    from shoal.protocol.messages import Announcement
-    from shoal.protocol.states import CheckpointRef
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 

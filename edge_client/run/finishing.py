@@ -17,17 +17,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_client.config import ditto_weight
-from edge_client.learning.data import load, split, split_growing
+from edge_client.config import EdgeConfig, ditto_weight
+from edge_client.learning.data import DataSplits, load, split, split_growing
 from edge_client.learning.finish import Chosen, Ended, finish
 from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
 from edge_client.learning.standardisation import prepared, scale_for
 from edge_client.learning.trainer.choice import make_model
-from edge_client.learning.worker import LOWEST_PRIORITY
+from edge_client.learning.worker import LOWEST_PRIORITY, Worker
 from edge_client.membership import DeviceMembership
 from edge_client.models.fresh_start import draw
 from edge_client.run.beginning import start_figures
-from edge_client.run.jobs import split_seed
+from edge_client.run.jobs import JobFactory, split_seed
 from edge_client.run.policy import owners_plan
 from edge_client.storage.finished_models import (
     CHOICE_VERSION,
@@ -42,12 +42,8 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage
 
 if TYPE_CHECKING:
-    from edge_client.config import EdgeConfig
     from edge_client.followed_run import Run
-    from edge_client.learning.data import DataSplits
     from edge_client.learning.model import Backend
-    from edge_client.learning.worker import Worker
-    from edge_client.run.jobs import JobFactory
     from shoal.task.bundle import TaskBundle
 
 LOG = logging.getLogger("shoal.edge")

@@ -30,7 +30,7 @@ from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.recipes import BLOCK, CatchUp, catch_up
 from edge_client.models.round_context import RoundContext
 from edge_client.models.states import ModelState, ModelStates
-from edge_client.models.store import OWN_FORK, Transcript
+from edge_client.models.store import OWN_FORK, StateStore, Transcript
 from edge_client.models.sum_codes import checked_mean
 from edge_client.run.history import SignedElsewhereError, certifying, check_history
 from edge_client.run.policy import check_mean, mean_limit
@@ -73,7 +73,7 @@ from shoal.protocol.states import (
     TranscriptHead,
     mean_number,
 )
-from shoal.types import MaskedVector
+from shoal.types import Float32Vector, MaskedVector
 
 MOST_AHEAD: Final = 1 << 21
 """Coordinates of the longest mask that is derived ahead of time: a longer one takes more memory than the time is worth."""
@@ -82,9 +82,7 @@ if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys
     from edge_client.followed_run import Run
     from edge_client.membership import DeviceMembership
-    from edge_client.models.store import StateStore
     from shoal.protocol.documents import Roster, RunPlan
-    from shoal.types import Float32Vector
 
 
 class _Located(NamedTuple):

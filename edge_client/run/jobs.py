@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_client.learning.data import Dataset, DataSplits, split, split_growing
 from edge_client.learning.data_doubts import doubts, model_doubt, no_better_doubt
 from edge_client.learning.evaluation import majority_share
-from edge_client.learning.reading import NONE_LEFT_OUT
+from edge_client.learning.reading import NONE_LEFT_OUT, LeftOut
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.statistics import scale_doubt, scale_of_state, statistics_of
 from edge_client.learning.trainer.choice import device_model
@@ -21,18 +21,16 @@ from edge_client.storage.finished_models import UNMEASURED, FinishedModel, Finis
 from edge_client.storage.scales import Scale, Scales
 from shoal.errors import DataError, IntegrityError, ShoalError, UntrustedError
 from shoal.membership.roster import aggregator_of
-from shoal.protocol.messages import Phase
+from shoal.protocol.messages import Announcement, Assignment, Phase
 
 if TYPE_CHECKING:
     from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
-    from edge_client.learning.reading import LeftOut
     from edge_client.learning.watching import FilesSeen, Watch
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
     from edge_client.run.held_models import HeldModels
     from edge_client.storage.residual import Residual
-    from shoal.protocol.messages import Announcement, Assignment
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector

@@ -32,14 +32,13 @@ from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
 from shoal.limits import LOW_DISK_BYTES
 from shoal.protocol.codec import U8, U16, U32, U64, Fixed16, Fixed32, encode, message
-from shoal.types import DIGEST_BYTES
+from shoal.types import DIGEST_BYTES, Float32Vector
 from shoal.util.console import second
 from shoal.util.files import exclusive, free_bytes, read_if_there, read_private, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from shoal.protocol.documents import ModelChoice
     from shoal.task.bundle import TaskBundle
-    from shoal.types import Float32Vector
 
 CHOICE_VERSION: Final = 1
 _CLUSTER: Final = "cluster"

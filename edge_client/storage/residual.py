@@ -7,16 +7,13 @@ stored, so that rounding once more costs 1 % of an error of a few percent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
 from shoal.protocol.precision.lengths import encoded_bytes
-from shoal.types import DIGEST_BYTES
-
-if TYPE_CHECKING:
-    from shoal.types import Float32Vector
+from shoal.types import DIGEST_BYTES, Float32Vector
 
 STORED: Final = "int8"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.address import BrokerAddress, BrokerSettings
 from shoal.errors import ConfigError
 from shoal.limits import LOW_DISK_BYTES
-from shoal.membership.directory import ROSTER_FILE
+from shoal.membership.directory import ROSTER_FILE, Membership
 from shoal.membership.roster import EXPIRED_HINT, expiry_of, has_expired
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.util.console import Check, checked, ok, second, span
@@ -20,7 +20,6 @@ from shoal.util.files import check_directory, check_own, free_bytes, read_failed
 from shoal.util.own_packages import ADVICE, rivals
 
 if TYPE_CHECKING:
-    from shoal.membership.directory import Membership
     from shoal.protocol.documents import Roster
 
 DISK_LOW_BYTES: Final = 100 << 20

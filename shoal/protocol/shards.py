@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal import limits
 from shoal.digests import sha256
 from shoal.protocol.codec import U16, U32, Fixed16, Fixed32, message
-from shoal.protocol.documents import require_name
+from shoal.protocol.documents import RunPlan, require_name
 from shoal.protocol.messages import Phase
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.states import checkpoint_number
-
-if TYPE_CHECKING:
-    from shoal.protocol.documents import RunPlan
 
 _PART_LABELS: Final = checkpoint_number(limits.MAX_MODELS + limits.MAX_SCALED) + 1
 """Number of the first topic label of a part of a mean, after those of whole means and of checkpoints."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge_client.learning.executor.choice import AUTO, NUMPY, choose
-from edge_client.learning.model import NumpyModel, OrtModel
+from edge_client.learning.executor.choice import AUTO, NUMPY, TrainerCommand, choose
+from edge_client.learning.model import Backend, NumpyModel, OrtModel
 from edge_client.learning.trainer.model import TrainerModel
 
 if TYPE_CHECKING:
-    from edge_client.learning.executor.choice import TrainerCommand
-    from edge_client.learning.model import Backend
     from shoal.task.bundle import TaskBundle
 
 

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import BrokerUnreachableError, UntrustedError
 from shoal.owner.broker.address import OwnerLink
-from shoal.owner.keys.broker_users import ITERATIONS
+from shoal.owner.keys.broker_users import ITERATIONS, BrokerUsers
 from shoal.transport.base import Message
 
 if TYPE_CHECKING:
-    from shoal.owner.keys.broker_users import BrokerUsers
     from shoal.owner.keys.directory import FleetDirectory
 
 CONTROL: Final = "$CONTROL/dynamic-security/v1"

@@ -38,7 +38,7 @@ from shoal.owner.keys.vault import BACKUP_HINT
 from shoal.protocol import channels
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import ModelChoice
-from shoal.protocol.reassembly import Reassembler
+from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, publish_in_chunks

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aggregator.rounds.state import RunPhase
-from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN
+from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN, LogRecord, RunEntry, ScheduleEntry
 from aggregator.status.record import NOT_SERVED, document_of
 from shoal.util.console import second, span
-
-if TYPE_CHECKING:
-    from aggregator.status.answers import LogRecord, RunEntry, ScheduleEntry
 
 PHASES = {
     QUEUED: "begins once no other run is under way",

@@ -25,10 +25,10 @@ from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError,
 from shoal.membership.roster import aggregator_of
 from shoal.membership.statements import check_certificate
 from shoal.protocol import channels
-from shoal.protocol.channels import EVERYONE
+from shoal.protocol.channels import EVERYONE, Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODELS, Announcement, Phase
-from shoal.protocol.states import SPARE_CHECKPOINTS, CheckpointRef, StateCertificate, spare_number
+from shoal.protocol.states import SPARE_CHECKPOINTS, CheckpointRef, StateCertificate, StateId, spare_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from edge_client.models.states import ModelState
     from shoal.owner.keys.directory import FleetDirectory
     from shoal.owner.keys.vault import VersionSecrets
-    from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RunPlan
-    from shoal.protocol.states import StateId
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
@@ -23,25 +23,19 @@ from shoal.errors import NotReadyError, ShoalError, UntrustedError, reason_of
 from shoal.membership.roster import aggregator_of
 from shoal.owner.broker.address import OwnerLink
 from shoal.owner.keys.run_list import signed_plans
-from shoal.owner.models.final_round import FinalRound
+from shoal.owner.models.final_round import FinalRound, FinishedRun, OpenedState
 from shoal.protocol import channels, sizes
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.states import FORKED_ROUND, TranscriptHead
-from shoal.protocol.topics import TopicKind, Topics
-from shoal.transport.base import Message
+from shoal.protocol.states import FORKED_ROUND, CheckpointRef, StateId, TranscriptHead
+from shoal.protocol.topics import ParsedTopic, TopicKind, Topics
+from shoal.transport.base import Message, Transport, TransportEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.owner.models.final_round import FinishedRun, OpenedState
     from shoal.protocol.documents import RunPlan
-    from shoal.protocol.states import CheckpointRef, StateId
-    from shoal.protocol.topics import ParsedTopic
-    from shoal.transport.base import Transport, TransportEvent
 
 
 def open_presence(sealed: bytes | memoryview, device: str, fleet: FleetDirectory) -> Presence:

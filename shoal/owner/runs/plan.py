@@ -25,7 +25,7 @@ from shoal.owner.keys.vault import run_file
 from shoal.owner.runs.masks import run_chain
 from shoal.protocol.cells import LookDeal, deal_head
 from shoal.protocol.codec import encode
-from shoal.protocol.documents import STATISTICS_SETTING, RunPackage, RunPlan, SegmentSpec
+from shoal.protocol.documents import STATISTICS_SETTING, Member, RunPackage, RunPlan, Schedule, SegmentSpec
 from shoal.protocol.messages import Sealed
 from shoal.protocol.recipe import DEFAULTS, Recipe, Setting
 from shoal.protocol.sums import precision_in
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.strategies.base import StrategySettings
-    from shoal.protocol.documents import Member, Schedule
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 

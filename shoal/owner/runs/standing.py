@@ -22,13 +22,12 @@ from shoal.membership.signed_plans import open_package
 from shoal.owner.enrolment.tokens import seconds
 from shoal.owner.keys.vault import highest_run, run_file
 from shoal.protocol.codec import decode
-from shoal.protocol.documents import RunPackage, Schedule
+from shoal.protocol.documents import RunPackage, RunPlan, Schedule
 from shoal.util.console import day
 from shoal.util.files import read_if_there, read_private, write_atomic
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.protocol.documents import RunPlan
 
 STOPPED_FILE: Final = "schedule.stopped"
 """Id of the standing order that the owner has stopped last, in hex."""

@@ -19,12 +19,11 @@ from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import TaskSource, build, user_factory
 from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import flatten
-from shoal.task.manifest import PRIVATE
+from shoal.task.manifest import PRIVATE, Parameter, TaskManifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shoal.task.manifest import Parameter, TaskManifest
 
 _SEED_BYTES: Final = 32
 _aten = torch.ops.aten
