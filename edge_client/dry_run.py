@@ -7,8 +7,7 @@ Example: ``dry_run(Path("sensor.csv"), manifest, AS_FOUND).lines()`` names each 
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -75,12 +74,12 @@ class DryRun:
 
     def document(self) -> dict[str, Any]:
         """Return all but the samples, for JSON."""
-        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "dataset"}
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dataset"}
         plain = {
-            "columns": [dataclasses.asdict(column) for column in self.columns],
-            "left_out": dataclasses.asdict(self.left_out),
+            "columns": [asdict(column) for column in self.columns],
+            "left_out": asdict(self.left_out),
         }
-        target = None if self.target is None else dataclasses.asdict(self.target)
+        target = None if self.target is None else asdict(self.target)
         return {"fits": True, "samples": len(self.dataset), **named, **plain, "target": target}
 
     def lines(self) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -254,7 +253,7 @@ class DeviceMembership(Membership[DeviceGrant]):
         if all(g.keys_since != key.number for g in (self.grant, *self.later)):
             return
         grant = self.grant_of(key.number)
-        stepped = dataclasses.replace(grant, version_secret=key.reveal(), next_run=key.next_run)
+        stepped = replace(grant, version_secret=key.reveal(), next_run=key.next_run)
         if grant is self.grant:
             group = self.group  # messages may come under a newer version already
             self._replace(stepped)

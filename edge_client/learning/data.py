@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -92,7 +91,7 @@ def load(source: Path, manifest: TaskManifest, reading: Reading = AS_FOUND) -> D
     if not found:
         raise DataError(f"{source} holds no sample")
     unused = tuple(dict.fromkeys(name for raw in raws for name in raw.unused))
-    return dataclasses.replace(joined(*found), left_out=left_out, unused=unused)
+    return replace(joined(*found), left_out=left_out, unused=unused)
 
 
 def joined(*batches: Dataset) -> Dataset:

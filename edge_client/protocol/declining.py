@@ -6,8 +6,7 @@ and values.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_client.protocol.session_io import SendDecline
 from shoal.errors import (
@@ -72,7 +71,7 @@ class Declines:
         if not run_id:
             return self, False
         new = self.unfollowed is None or self.unfollowed[0] != run_id
-        return dataclasses.replace(self, unfollowed=(run_id, reason)), new
+        return replace(self, unfollowed=(run_id, reason)), new
 
     def followed(self) -> Declines:
         """Return the state once the device follows a run."""
@@ -95,4 +94,4 @@ class Declines:
         if announcement.order_for(self.index) is None:
             return self, ()
         last = announcement.nonce, reason, model
-        return dataclasses.replace(self, last=last), (SendDecline(announcement, reason, model),)
+        return replace(self, last=last), (SendDecline(announcement, reason, model),)

@@ -11,10 +11,9 @@ sends short messages on the topic of the uploads.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from crypto.seal.envelope import (
@@ -176,7 +175,7 @@ class Attendance:
 
     def announced(self, facts: Facts) -> Step:
         """Publish the presence: online."""
-        return dataclasses.replace(self, group=facts.group), (PublishPresence(),)
+        return replace(self, group=facts.group), (PublishPresence(),)
 
     def connected(self, facts: Facts) -> Step:
         """Publish presence and receiving keys now, and once more `soon`."""
@@ -184,7 +183,7 @@ class Attendance:
 
     def soon(self, facts: Facts) -> Attendance:
         """Publish presence and receiving keys after half to all of PRESENCE_AGAIN_S seconds."""
-        return dataclasses.replace(self, repeat_s=_within(PRESENCE_AGAIN_S, facts), settled=False)
+        return replace(self, repeat_s=_within(PRESENCE_AGAIN_S, facts), settled=False)
 
     def ticked(self, facts: Facts, heard_s: float = math.inf) -> Step:
         """Repeat presence and receiving keys if that is due; later subscribe again whenever no message has come for long.
@@ -195,9 +194,9 @@ class Attendance:
         """
         if self.repeat_s is None or facts.now_s < self.repeat_s:
             return self, ()
-        later = dataclasses.replace(self, repeat_s=_within(SILENT_S, facts), settled=True)
+        later = replace(self, repeat_s=_within(SILENT_S, facts), settled=True)
         if not self.settled:
-            return dataclasses.replace(later, group=facts.group), (PublishPresence(), OfferReceivingKeys())
+            return replace(later, group=facts.group), (PublishPresence(), OfferReceivingKeys())
         return later, () if facts.now_s - heard_s < SILENT_S / 2 else (Resubscribe(TopicKind.CTL),)
 
 

@@ -6,8 +6,7 @@ are still missing are lost, even on a slow link, and the device re-requests them
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_client.protocol.session_io import Resubscribe
@@ -50,26 +49,26 @@ class Resync:
 
     def asking(self) -> Step:
         """Re-request the announcement; when it arrives, `announced` re-requests the missing messages."""
-        return dataclasses.replace(self, asked=True), (Resubscribe(TopicKind.ROUND),)
+        return replace(self, asked=True), (Resubscribe(TopicKind.ROUND),)
 
     def heard(self, now_s: float) -> Resync:
         """Return the state after a message at ``now_s``; the chunks of a large message within HEARD_STEP_S count as one."""
         if not self.silent and 0.0 <= now_s - self.heard_s < HEARD_STEP_S:
             return self
-        return dataclasses.replace(self, heard_s=now_s, silent=0)
+        return replace(self, heard_s=now_s, silent=0)
 
     def ticked(self, now_s: float, missing: Missing) -> Step:
         """Re-request the announcement if messages are ``missing`` and none has arrived for long enough."""
         state = self
         if missing != self.missing:
-            state = dataclasses.replace(self, missing=missing, looked_s=now_s, looks=0, silent=0)
+            state = replace(self, missing=missing, looked_s=now_s, looks=0, silent=0)
         silence_s = now_s - max(state.heard_s, state.looked_s)
         pause_s = min(LOOK_CAP_S, LOOK_S * 2.0**state.looks)
         if not missing or (silence_s <= pause_s and now_s - state.looked_s <= LOOK_LATEST_S):
             return state, ()
         everything = missing if state.silent >= LOOKS else ()
         state, ask = state.asking()
-        state = dataclasses.replace(state, looked_s=now_s, looks=state.looks + 1, silent=state.silent + 1)
+        state = replace(state, looked_s=now_s, looks=state.looks + 1, silent=state.silent + 1)
         return state, (*everything, *ask)
 
     def announced(self, nonce: bytes, missing: Missing) -> tuple[Resync, tuple[Resubscribe, ...], bool]:
@@ -78,5 +77,5 @@ class Resync:
         In that case re-request the messages that are still ``missing``.
         """
         repeats = self.asked and nonce == self.nonce
-        state = dataclasses.replace(self, nonce=nonce, asked=False)
+        state = replace(self, nonce=nonce, asked=False)
         return state, missing if repeats else (), repeats

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from edge_client.protocol.session_io import ApplyRosterChange, Facts, Log, Resubscribe, Subscribe, Unsubscribe
@@ -58,7 +57,7 @@ class RosterSync:
         line = Log("info", "the roster is valid again", told)
         if lapsed:
             line = Log("warning", "the roster has expired: waiting for a newer one", {**told, "hint": EXPIRED_HINT})
-        return dataclasses.replace(self, lapsed=lapsed), (line,)
+        return replace(self, lapsed=lapsed), (line,)
 
     def keys_changed(self) -> Step:
         """Re-request the newest change, and a requested whole roster: they may have arrived before they could be opened."""
@@ -81,7 +80,7 @@ class RosterSync:
         """Take the outcome of a whole roster, or of a ``change``, which may not have led to a roster that the owner signed."""
         enough = facts.roster.sequence >= self.wanted
         state, done = self._want_no_more() if enough else (self, ())
-        state = dataclasses.replace(state, revoked=not facts.roster.listed)
+        state = replace(state, revoked=not facts.roster.listed)
         if change is None:
             return state, done
         state, more = state._want_newer(change, facts)
@@ -104,12 +103,12 @@ class RosterSync:
 
     def _want(self, change: RosterChange, facts: Facts) -> Step:
         devices = max(change.devices, self.devices or 0)
-        return dataclasses.replace(self, wanted=change.sequence, tries=0, devices=devices)._ask(facts)
+        return replace(self, wanted=change.sequence, tries=0, devices=devices)._ask(facts)
 
     def _want_no_more(self) -> Step:
         done = (Unsubscribe(TopicKind.ROSTER),) if self.wanted else ()
-        return dataclasses.replace(self, wanted=0, devices=None), done
+        return replace(self, wanted=0, devices=None), done
 
     def _ask(self, facts: Facts) -> Step:
-        state = dataclasses.replace(self, asked_s=facts.now_s, tries=self.tries + 1)
+        state = replace(self, asked_s=facts.now_s, tries=self.tries + 1)
         return state, (Resubscribe(TopicKind.ROSTER),)

@@ -6,9 +6,8 @@ have been decrypted and verified before; the runtime carries out the actions. `T
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -247,32 +246,30 @@ def step(state: RoundState, event: Event) -> Transition:
         case Announced(announcement):
             return _announced(state, announcement)
         case ModelArrived(label, transfer):
-            state = dataclasses.replace(state, models={**state.models, label: transfer})
+            state = replace(state, models={**state.models, label: transfer})
             return _maybe_work(state) if state.stage is Stage.FETCHING else (state, ())
         case Located(nonce, transfers, arrived, ahead):
             if state.stage is not Stage.FETCHING or nonce != state.mark.nonce:
                 return state, ()
-            return _fetch(dataclasses.replace(state, models=arrived), transfers, ahead)
+            return _fetch(replace(state, models=arrived), transfers, ahead)
         case WorkDone():
             return _work_done(state, event)
         case WorkFailed(nonce):
             if state.stage in (Stage.FETCHING, Stage.WORKING) and nonce == state.mark.nonce:
                 # Unsubscribe: the means of a round that the device skips would arrive for nothing.
                 unused = (Follow(()),) if state.stage is Stage.FETCHING else ()
-                return dataclasses.replace(state, stage=Stage.IDLE, done=True), unused
+                return replace(state, stage=Stage.IDLE, done=True), unused
             return state, ()
         case Answered(control):
             return _answered(state, control)
         case Ended():
-            state = dataclasses.replace(
-                state, announcement=None, assignment=None, stage=Stage.IDLE, done=True, refused=False
-            )
-            return dataclasses.replace(state, models={}), (CancelWork(), ClearTimer(), Follow(()))
+            state = replace(state, announcement=None, assignment=None, stage=Stage.IDLE, done=True, refused=False)
+            return replace(state, models={}), (CancelWork(), ClearTimer(), Follow(()))
         case TimerFired() | Reconnected():
             if state.stage is not Stage.SENDING:
                 return state, ()
             reconnected = isinstance(event, Reconnected)
-            state = dataclasses.replace(state, attempt=0 if reconnected else state.attempt + 1)
+            state = replace(state, attempt=0 if reconnected else state.attempt + 1)
             return state, (_remind(state, reconnected), _timer(state))
 
 
@@ -282,7 +279,7 @@ def _planned(state: RoundState, planned: Planned) -> Transition:
         return state, ()
     if state.plan == plan:
         return state, ()
-    state = dataclasses.replace(
+    state = replace(
         state,
         plan=plan,
         announcement=None,
@@ -306,14 +303,14 @@ def _announced(state: RoundState, announcement: Announcement) -> Transition:
     again = mark.place == state.mark.place
     if again and (state.stage is Stage.SENDING or state.refused):
         # The aggregator restarted or resumed the run, and may have lost our upload.
-        state = dataclasses.replace(
+        state = replace(
             state, announcement=announcement, mark=mark, stage=Stage.SENDING, attempt=0, done=False, refused=False
         )
         return state, (_remind(state), _timer(state))
     if again and (state.stage is Stage.WORKING or state.done):
-        return dataclasses.replace(state, announcement=announcement, mark=mark), ()
+        return replace(state, announcement=announcement, mark=mark), ()
     stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
-    state = dataclasses.replace(
+    state = replace(
         state,
         announcement=announcement,
         assignment=assignment,
@@ -325,21 +322,21 @@ def _announced(state: RoundState, announcement: Announcement) -> Transition:
     )
     if assignment is None:
         # Unsubscribe: a device that sits out a round would still receive every model that it follows.
-        return dataclasses.replace(state, models={}), (*stop, Follow(()))
+        return replace(state, models={}), (*stop, Follow(()))
     if state.sent == (announcement.run, announcement.round, announcement.nonce):
         if state.answered:
             assert state.plan is not None
-            return dataclasses.replace(state, done=True), (*stop, RunDone(state.plan))
+            return replace(state, done=True), (*stop, RunDone(state.plan))
         # The upload was stored before a restart: the aggregator may have it, so remind before sending it again.
-        state = dataclasses.replace(state, stage=Stage.SENDING)
+        state = replace(state, stage=Stage.SENDING)
         return state, (*stop, _remind(state), _timer(state))
-    state = dataclasses.replace(state, stage=Stage.FETCHING, needed=None)
+    state = replace(state, stage=Stage.FETCHING, needed=None)
     return state, (*stop, Locate(announcement, assignment))
 
 
 def _fetch(state: RoundState, needed: Mapping[str, bytes], ahead: tuple[str, ...]) -> Transition:
     kept = {label: t for label, t in state.models.items() if label in needed}
-    state, do = _maybe_work(dataclasses.replace(state, models=kept, needed=needed))
+    state, do = _maybe_work(replace(state, models=kept, needed=needed))
     return state, (Follow(tuple(sorted({*needed, *ahead}))), *do)
 
 
@@ -348,15 +345,15 @@ def _maybe_work(state: RoundState) -> Transition:
     assert state.assignment is not None
     if state.needed is None or any(state.models.get(label) != t for label, t in state.needed.items()):
         return state, ()
-    return dataclasses.replace(state, stage=Stage.WORKING), (Work(state.announcement, state.assignment),)
+    return replace(state, stage=Stage.WORKING), (Work(state.announcement, state.assignment),)
 
 
 def _work_done(state: RoundState, work: WorkDone) -> Transition:
     current = (state.mark.run, state.mark.round, state.mark.nonce)
     if state.stage is not Stage.WORKING or (work.run, work.round, work.nonce) != current:
         return state, ()
-    state = dataclasses.replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
-    state = dataclasses.replace(state, answered=False)
+    state = replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
+    state = replace(state, answered=False)
     return state, (Send(work.transfer), _timer(state))
 
 
@@ -364,13 +361,13 @@ def _answered(state: RoundState, control: Control) -> Transition:
     if state.stage is not Stage.SENDING or control.transfer != state.transfer:
         return state, ()
     if control.action == Action.NACK:
-        state = dataclasses.replace(state, attempt=0)
+        state = replace(state, attempt=0)
         return state, (Send(state.transfer, control.missing), _timer(state))
     wasted = state.transfer if control.action == Action.REFUSED else b""
-    state = dataclasses.replace(state, stage=Stage.IDLE, done=True, wasted=wasted)
+    state = replace(state, stage=Stage.IDLE, done=True, wasted=wasted)
     if state.announcement is None or not state.announcement.finished or state.plan is None:
-        return dataclasses.replace(state, refused=control.action == Action.REFUSED), (ClearTimer(),)
-    return dataclasses.replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
+        return replace(state, refused=control.action == Action.REFUSED), (ClearTimer(),)
+    return replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
 
 
 def _remind(state: RoundState, reconnected: bool = False) -> Remind:

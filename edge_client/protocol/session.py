@@ -23,8 +23,7 @@ Example: a device whose broker has a new announcement of a run that it does not 
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.protocol import round_state as rounds
@@ -195,7 +194,7 @@ class DeviceSession:
         kinds = (TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE, TopicKind.CTL)
         roster, first = self.roster.started()
         subscribed = (*first, *(io.Subscribe(kind) for kind in kinds))
-        session, checked = dataclasses.replace(self, roster=roster).checked(facts)
+        session, checked = replace(self, roster=roster).checked(facts)
         resume = () if session.roster.lapsed else (io.ResumeRun(),)
         return session, (*subscribed, *checked, *resume)
 
@@ -204,7 +203,7 @@ class DeviceSession:
         roster, told = self.roster.checked(facts)
         if roster is self.roster:
             return self, told
-        session = dataclasses.replace(self, roster=roster)
+        session = replace(self, roster=roster)
         if roster.lapsed:
             stop: tuple[Do, ...] = (rounds.CancelWork(),)
             if session.round.stage is Stage.WORKING:
@@ -234,12 +233,12 @@ class DeviceSession:
             return self, ()
         told = io.Log("info", "new broadcast key", {"roster": facts.roster.sequence})
         presence, done = self.presence.announced(facts)
-        return dataclasses.replace(self, presence=presence), (told, *done, io.Resubscribe(TopicKind.ROUND), NOTICE)
+        return replace(self, presence=presence), (told, *done, io.Resubscribe(TopicKind.ROUND), NOTICE)
 
     def arrived(self, now_s: float) -> DeviceSession:
         """Return the session after a chunk of any message."""
         lookout = self.lookout.heard(now_s)
-        return self if lookout is self.lookout else dataclasses.replace(self, lookout=lookout)
+        return self if lookout is self.lookout else replace(self, lookout=lookout)
 
     def receive(self, channel: Channel, content: Any, facts: Facts) -> Steps:
         """Take a message.
@@ -257,7 +256,7 @@ class DeviceSession:
                 return self, (io.AdoptRoster(content),)
             case channels.ROSTER_CHANGE:
                 roster, done = self.roster.changed(content, facts)
-                return dataclasses.replace(self, roster=roster), done
+                return replace(self, roster=roster), done
             case channels.RUN:
                 return self, (io.OpenRun(content),)
             case channels.MEAN | channels.CHECKPOINT | channels.MEAN_PART:
@@ -282,25 +281,25 @@ class DeviceSession:
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
                 roster, again = self.roster.keys_changed()
-                return dataclasses.replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RETAINED)
+                return replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RETAINED)
             case io.RunFollowed(plan, task_bytes, lost):
-                sizes = dataclasses.replace(self.sizes, task=task_bytes)
-                session = dataclasses.replace(self, sizes=sizes, late=None, declines=self.declines.followed())
+                sizes = replace(self.sizes, task=task_bytes)
+                session = replace(self, sizes=sizes, late=None, declines=self.declines.followed())
                 return session._in_round(rounds.Planned(plan, lost), facts)
             case io.RunStored():
                 return self._announced_again(facts)
             case io.RunNeedsCheckpoint(plan):
-                return dataclasses.replace(self, late=plan)._announced_again(facts)
+                return replace(self, late=plan)._announced_again(facts)
             case io.RunForOthers(run_id):
-                return dataclasses.replace(self, waiting=None, unchecked=None, others=run_id), ()
+                return replace(self, waiting=None, unchecked=None, others=run_id), ()
             case io.RunRefused(_, DeclineReason.STATE, late) if late is not None and self.waiting is not None:
                 # The next checkpoint, perhaps by another device, has the same label.
-                session, dropped = dataclasses.replace(self, late=late)._followed(())
+                session, dropped = replace(self, late=late)._followed(())
                 session, declined = session._decline(self.waiting, DeclineReason.STATE)
                 return session, (*dropped, *declined)
             case io.RunRefused(run_id, reason, late):
                 declines, new = self.declines.run_refused(run_id, reason)
-                session = dataclasses.replace(self, declines=declines, late=late)
+                session = replace(self, declines=declines, late=late)
                 return session._announced_again(facts) if new else (session, ())
             case io.CheckpointLocated(announcement, labels):
                 return self._begins_late(announcement, labels)
@@ -315,7 +314,7 @@ class DeviceSession:
     def _roster_taken(self, taken: io.RosterTaken, facts: Facts) -> Steps:
         roster, over = self.roster.taken(taken.change, facts)
         # With other labels a run of others may be ours.
-        session = dataclasses.replace(self, roster=roster, others=b"")
+        session = replace(self, roster=roster, others=b"")
         if taken.replaced and not roster.revoked:
             session, ended = session._replaced(facts)
             return session, (*over, *ended)
@@ -331,7 +330,7 @@ class DeviceSession:
         if self.stop_at_s is not None:
             return self, (io.Stop(),) if facts.now_s >= self.stop_at_s else ()
         roster, asked_whole = self.roster.ticked(facts)
-        session = self if roster is self.roster else dataclasses.replace(self, roster=roster)
+        session = self if roster is self.roster else replace(self, roster=roster)
         session, checked = session.checked(facts)
         done: tuple[Do, ...] = (*asked_whole, *checked)
         if session.roster.revoked or session.roster.lapsed:
@@ -343,7 +342,7 @@ class DeviceSession:
         lookout, asked = session.lookout.asking() if repeated else (session.lookout, ())
         lookout, looked = lookout.ticked(facts.now_s, session.missing)
         if (presence, lookout) != (session.presence, session.lookout):
-            session = dataclasses.replace(session, presence=presence, lookout=lookout)
+            session = replace(session, presence=presence, lookout=lookout)
         noticed = (NOTICE,) if repeated else ()
         return session, (*done, *repeated, *asked, *noticed, *looked)
 
@@ -359,7 +358,7 @@ class DeviceSession:
     def _announced(self, announcement: Announcement, facts: Facts) -> Steps:
         if announcement.run_id == self.others:
             return self, ()
-        session = dataclasses.replace(self, latest=announcement)
+        session = replace(self, latest=announcement)
         if session.stop_at_s is not None:
             session, declined = session._decline(announcement, DeclineReason.DISK)
             return session, (*declined, io.Stop())
@@ -367,13 +366,11 @@ class DeviceSession:
         if plan is not None and announcement.run < plan.run:
             return session, ()
         before = session.sizes.most_package
-        sizes = dataclasses.replace(
-            session.sizes, package=announcement.package_bytes, models=len(announcement.held.offers)
-        )
-        session = dataclasses.replace(session, sizes=sizes)
+        sizes = replace(session.sizes, package=announcement.package_bytes, models=len(announcement.held.offers))
+        session = replace(session, sizes=sizes)
         if plan is None or announcement.run_id != plan.run_id:
             # The announcement overtook its run package: handle it when that has arrived.
-            session = dataclasses.replace(session, waiting=announcement, unchecked=announcement)
+            session = replace(session, waiting=announcement, unchecked=announcement)
             if session.late is not None and session.late.run_id == announcement.run_id:
                 return session, (io.LocateCheckpoint(announcement),)
             package = io.Resubscribe(TopicKind.PLAN)
@@ -392,31 +389,31 @@ class DeviceSession:
             newer = announcement.place > session.round.mark.place
             session, told = session._decline(announcement, DeclineReason.REFUSED) if newer else (session, ())
             return session, (*told, io.Refuse(error))
-        return dataclasses.replace(session, waiting=None, unchecked=announcement), done
+        return replace(session, waiting=None, unchecked=announcement), done
 
     def _missing_looked_for(self) -> Steps:
         announcement = self.unchecked
         if announcement is None:
             return self, ()
         lookout, again, repeats = self.lookout.announced(announcement.nonce, self.missing)
-        session = dataclasses.replace(self, lookout=lookout, unchecked=None)
+        session = replace(self, lookout=lookout, unchecked=None)
         if repeats:
             return session, again
         waits = announcement is session.waiting
         decline = session.declines.unable_to_follow if waits else session.declines.again
         declines, declined = decline(announcement)
-        return dataclasses.replace(session, declines=declines), declined
+        return replace(session, declines=declines), declined
 
     def _announced_again(self, facts: Facts) -> Steps:
         """Handle the announcement that waited for its run."""
         waiting = self.waiting
         if waiting is None:
             return self, ()
-        return dataclasses.replace(self, waiting=None)._announced(waiting, facts)
+        return replace(self, waiting=None)._announced(waiting, facts)
 
     def _replaced(self, facts: Facts) -> Steps:
         """End the run of an aggregator that the owner has replaced, and ask for what the new one has published."""
-        session = dataclasses.replace(self, latest=None, waiting=None, unchecked=None, late=None, notice=None)
+        session = replace(self, latest=None, waiting=None, unchecked=None, late=None, notice=None)
         session, ended = session._in_round(rounds.Ended(), facts)
         run = "-" if self.plan is None else self.plan.run
         line = io.Log(
@@ -452,9 +449,9 @@ class DeviceSession:
             return self, (io.Refuse(UntrustedError(f"a notice of fleet {notice.fleet!r}")),)
         if before is not None and notice.sequence < before.sequence:
             return self, ()
-        session = dataclasses.replace(self, notice=notice)
+        session = replace(self, notice=notice)
         if before is not None and notice.sent_at_s > before.sent_at_s:
-            session = dataclasses.replace(session, presence=self.presence.soon(facts))
+            session = replace(session, presence=self.presence.soon(facts))
         done: list[Do] = []
         if session.order != self.order:
             done.append(io.Log("info", session.order or "no order of the owner any more", {}))
@@ -465,11 +462,11 @@ class DeviceSession:
 
     def _connected(self, facts: Facts) -> Steps:
         presence, done = self.presence.connected(facts)
-        return dataclasses.replace(self, presence=presence), done
+        return replace(self, presence=presence), done
 
     def _decline(self, announcement: Announcement, reason: DeclineReason, model: int = 0) -> Steps:
         declines, done = self.declines.decline(announcement, reason, model)
-        return dataclasses.replace(self, declines=declines), done
+        return replace(self, declines=declines), done
 
     def _disk_failed(self, facts: Facts) -> Steps:
         """Decline the round, then end the program.
@@ -479,7 +476,7 @@ class DeviceSession:
         """
         first, session = self.stop_at_s is None, self
         if first:
-            session = dataclasses.replace(self, stop_at_s=facts.now_s + ANNOUNCED_WITHIN_S)
+            session = replace(self, stop_at_s=facts.now_s + ANNOUNCED_WITHIN_S)
         done = (rounds.CancelWork(),) if first else ()
         asked = self.waiting is not None or self.round.stage in (Stage.FETCHING, Stage.WORKING)
         if self.latest is None or (first and not asked):
@@ -488,7 +485,7 @@ class DeviceSession:
         return session, (*done, *declined, io.Stop())
 
     def _reminder_due(self, facts: Facts) -> Steps:
-        session = dataclasses.replace(self, remind_at_s=None)
+        session = replace(self, remind_at_s=None)
         if facts.busy:
             # A slow link is still at work: a reminder would only add to its load.
             return session._timed(limits.REMIND_BASE_S, facts), ()
@@ -496,7 +493,7 @@ class DeviceSession:
 
     def _timed(self, within_s: float, facts: Facts) -> DeviceSession:
         """Return the session with a reminder due after a random time between half of ``within_s`` seconds and all of it."""
-        return dataclasses.replace(self, remind_at_s=facts.now_s + within_s * (0.5 + 0.5 * facts.jitter))
+        return replace(self, remind_at_s=facts.now_s + within_s * (0.5 + 0.5 * facts.jitter))
 
     def _in_round(self, event: rounds.Event, facts: Facts) -> Steps:
         """Let the machine of the round take an event.
@@ -505,7 +502,7 @@ class DeviceSession:
             UntrustedError: an announcement that is a replay, or that the plan does not allow.
         """
         state, wanted = rounds.step(self.round, event)
-        session = dataclasses.replace(self, round=state)
+        session = replace(self, round=state)
         done: list[Do] = []
         for action in wanted:
             match action:
@@ -521,7 +518,7 @@ class DeviceSession:
                 case rounds.SetTimer(within_s):
                     session = session._timed(within_s, facts)
                 case rounds.ClearTimer():
-                    session = dataclasses.replace(session, remind_at_s=None)
+                    session = replace(session, remind_at_s=None)
                 case _:
                     done.append(action)
         return session, tuple(done)
@@ -533,19 +530,19 @@ class DeviceSession:
         for label in over:
             done += [io.Unsubscribe(TopicKind.MODEL, label), io.DropModel(label)]
         done += [io.Subscribe(TopicKind.MODEL, label) for label in labels if label not in self.labels]
-        return dataclasses.replace(self, labels=labels), tuple(done)
+        return replace(self, labels=labels), tuple(done)
 
     def _sent(self, send: rounds.Send, facts: Facts) -> Steps:
         """Send the upload, or chunks that the aggregator asked for unless they are still on their way to the broker."""
         again = send.chunks is not None
         if again and self.in_flight and facts.busy:
             return self, ()
-        return dataclasses.replace(self, turn=self.turn + again, in_flight=True), (send,)
+        return replace(self, turn=self.turn + again, in_flight=True), (send,)
 
     def _reminded(self, transfer: bytes, run_id: bytes, facts: Facts, *, reconnected: bool) -> Steps:
         """Send a reminder, unless chunks of the upload are still on their way to the broker."""
         if self.in_flight and facts.busy:
             return self, ()
         # Later unacknowledged publishes are other messages.
-        session = dataclasses.replace(self, in_flight=False, turn=self.turn + reconnected)
+        session = replace(self, in_flight=False, turn=self.turn + reconnected)
         return session, (io.SendReminder(transfer, run_id, session.turn),)

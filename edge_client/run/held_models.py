@@ -14,11 +14,10 @@ Example: a device holds state (0, 6), and round 8 is announced with the steps of
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -220,7 +219,7 @@ class HeldModels:
         if way.missing and refs.keys() >= set(way.missing):
             in_step = {id_: d for id_, d in self.states.digests().items() if id_ not in way.out_of_step}
             then = self._compare(in_step | {id_: self._certified[id_] for id_ in refs}, steps, wanted)
-            way = dataclasses.replace(then, out_of_step=way.out_of_step)
+            way = replace(then, out_of_step=way.out_of_step)
             lacking = set(way.missing)
         else:
             lacking = set(way.missing) - refs.keys()
@@ -237,7 +236,7 @@ class HeldModels:
                 located |= {label: _Located(mean, step.round, worker) for worker, label in enumerate(parts)}
                 located |= {} if parts else {mean.label: _Located(mean, step.round)}
         # Received transfers stay if the round is announced again.
-        self._fetch = _Fetch(located) if self._fetch.used else dataclasses.replace(self._fetch, located=located)
+        self._fetch = _Fetch(located) if self._fetch.used else replace(self._fetch, located=located)
         return self._fetch.wanted
 
     def _part_labels(self, model: int, round_: int) -> list[str]:
@@ -388,7 +387,7 @@ class HeldModels:
             length=first.length,
             segment=first.segment,
         )
-        if any(dataclasses.replace(part, worker=first.worker) != first for part, _ in parts):
+        if any(replace(part, worker=first.worker) != first for part, _ in parts):
             raise UntrustedError(f"the parts of the mean of model {mean.model} do not belong together")
         span = self._span_of(mean.model)
         masked = np.empty(span.stop - span.start, np.float32)

@@ -17,11 +17,10 @@ import dataclasses
 import itertools
 import math
 import struct
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast, get_args, get_origin
 
 from shoal import limits
 from shoal.errors import WireError
@@ -177,7 +176,7 @@ def decode_prefix(data: bytes | memoryview, expected: type[M]) -> tuple[M, memor
     value = _record_of(expected).read(reader)
     if reader.pos > limits.MAX_HEADER_BYTES and reader.left:
         raise WireError("message header is too long")
-    return typing.cast(M, value), reader.data[reader.pos :]
+    return cast(M, value), reader.data[reader.pos :]
 
 
 def _record_of(cls: type[Any]) -> _Coder:
@@ -260,7 +259,7 @@ def _fixed_size(write: Callable[[bytearray, Any], None], code: str, made: Callab
 
 
 def _coder(hint: Any) -> _Coder:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(args[1])
     if origin is tuple:
@@ -325,7 +324,7 @@ def _count(reader: _Reader, item_bytes: int) -> int:
     # Checked before reading: 4 bytes could otherwise claim memory for 2^32 items.
     if count > MAX_ITEMS or count * item_bytes > reader.left:
         raise WireError(f"a list of {count} items does not fit in {reader.left} bytes")
-    return typing.cast(int, count)
+    return cast(int, count)
 
 
 def _sequence(item: _Coder) -> _Coder:

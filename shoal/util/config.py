@@ -7,14 +7,12 @@ value of a secret text such as ``broker``, and its file the value of a path. `sh
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tomllib
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_type_hints
 
 from shoal.address import shown
 from shoal.errors import ConfigError
@@ -75,14 +73,12 @@ ChunkBytes = Annotated[int, Setting("Largest chunk to send, for a broker that ta
 
 def settings_in(kind: type[Any]) -> dict[str, Setting]:
     """Return the settings of a configuration by name: a dataclass of str, int, float, bool and Path, each perhaps None."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     found = {}
-    for field in dataclasses.fields(kind):
-        annotated, setting = typing.get_args(hints[field.name])
-        (base,) = {*(typing.get_args(annotated) or (annotated,))} - {type(None)}
-        found[field.name] = dataclasses.replace(
-            setting, name=field.name, kind=base, default=field.default, secret=not field.repr
-        )
+    for field in fields(kind):
+        annotated, setting = get_args(hints[field.name])
+        (base,) = {*(get_args(annotated) or (annotated,))} - {type(None)}
+        found[field.name] = replace(setting, name=field.name, kind=base, default=field.default, secret=not field.repr)
     return found
 
 
@@ -177,7 +173,7 @@ def read(
             values[name], origins[name] = secret, f"credential {name}"
         elif name in table:
             values[name], origins[name] = _parse(table[name], setting.kind, f"{file}: {name}"), str(file)
-        elif setting.default is not dataclasses.MISSING:
+        elif setting.default is not MISSING:
             values[name], origins[name] = setting.default, "default"
     return Layers(kind, values, origins)
 

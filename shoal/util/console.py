@@ -8,7 +8,6 @@ failure with the error's text and hint if ``check`` raises a `ShoalError`.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TextIO
 
 from shoal.errors import ConfigError, ShoalError, UsageError, reason_of
@@ -344,7 +343,7 @@ def report(checks: Sequence[Check], *, as_json: bool) -> None:
         SystemExit: a check has failed.
     """
     if as_json:
-        say_json({"checks": [dataclasses.asdict(check) for check in checks]})
+        say_json({"checks": [asdict(check) for check in checks]})
     else:
         for check in checks:
             say(f"{check.result:7}  {check.name}: {check.detail}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable
 from dataclasses import MISSING
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -57,7 +56,7 @@ def options_of(kind: type[Any], *names: str, file: bool = True) -> Callable[[Cal
         hints[CONFIG] = Annotated[Path | None, typer.Option(help=table)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own_hints = typing.get_type_hints(command, include_extras=True)
+        own_hints = get_type_hints(command, include_extras=True)
         _, *own = inspect.signature(command).parameters.values()
 
         @wraps(command)

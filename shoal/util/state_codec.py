@@ -26,11 +26,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from shoal.errors import DocumentError
 from shoal.hints import field_hints, is_enum, optional_of
@@ -125,7 +124,7 @@ def _coder(hint: Any) -> _Coder:
 
 
 def _make_coder(hint: Any) -> _Coder:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     inner = optional_of(hint)
     if inner is not None:
         return _optional(_coder(inner))
@@ -136,7 +135,7 @@ def _make_coder(hint: Any) -> _Coder:
     if is_enum(hint):
         return _choice({member.value: member for member in hint})
     if dataclasses.is_dataclass(hint):
-        return _record(typing.cast(type[Any], hint))
+        return _record(cast(type[Any], hint))
     if origin is tuple and args[1:] != (...,):
         return _fixed(tuple(_coder(a) for a in args))
     if isinstance(origin, type) and issubclass(origin, Mapping):

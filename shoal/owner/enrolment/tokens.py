@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +71,7 @@ class TokenStore:
                 expires_at_s=now_s + life_s,
                 secret=b"",
             )
-            tokens = [dataclasses.replace(same, secret=os.urandom(TOKEN_SECRET_BYTES)) for _ in range(count)]
+            tokens = [replace(same, secret=os.urandom(TOKEN_SECRET_BYTES)) for _ in range(count)]
             for token in tokens:
                 self._write(TokenFile(token, now_s, ""))
             return tokens
@@ -100,7 +99,7 @@ class TokenStore:
         file = self.find(name)
         if file.used_by not in ("", by):
             raise UntrustedError(f"the line was used before, by {file.used_by}")
-        self._write(dataclasses.replace(file, used_by=by))
+        self._write(replace(file, used_by=by))
 
     def used_by(self, by: str) -> str:
         """Return the id of the token that the device with fingerprint ``by`` has used; empty if absent."""

@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.errors import IntegrityError
@@ -46,7 +45,7 @@ class DeviceKeys:
 
     def taking(self, receiving: ReceivingKeys) -> DeviceKeys:
         """Return the entry with ``receiving``, or this one if it has newer keys."""
-        return dataclasses.replace(self, receiving=receiving) if receiving.first > self.receiving.first else self
+        return replace(self, receiving=receiving) if receiving.first > self.receiving.first else self
 
 
 @message(100)
@@ -103,5 +102,5 @@ class ReceivingBook:
     def advanced(self, names: Iterable[str]) -> ReceivingBook:
         """Return the book for newer secrets: each of the devices ``names`` moves on to its next key."""
         entries = map(self.of, names)
-        moved = {e.name: dataclasses.replace(e, next=max(e.next, e.receiving.first) + 1) for e in entries}
+        moved = {e.name: replace(e, next=max(e.next, e.receiving.first) + 1) for e in entries}
         return ReceivingBook({**self.devices, **moved})

@@ -15,7 +15,6 @@ The models of run 1 turn out to be under version 7, so version 4 is removed.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ RENEWED_HINT: Final = f"{BACKUP_HINT}, or make a new fleet in another directory"
 
 
 @message(103)
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FleetSecrets:
     """Contents of secrets.bin, mode 0600.
 
@@ -50,9 +49,9 @@ class FleetSecrets:
     """
 
     fleet: str
-    broker: str = dataclasses.field(repr=False)
-    broadcast_key: Fixed32 = dataclasses.field(repr=False)
-    version_secret: Fixed32 = dataclasses.field(repr=False)
+    broker: str = field(repr=False)
+    broadcast_key: Fixed32 = field(repr=False)
+    version_secret: Fixed32 = field(repr=False)
     next_run: U32 = 1
 
     @classmethod
@@ -62,11 +61,11 @@ class FleetSecrets:
 
 
 @message(97)
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """A journal entry: the new contents of the secrets file and of the roster file, which take effect together."""
 
-    secrets: bytes = dataclasses.field(repr=False)
+    secrets: bytes = field(repr=False)
     roster: bytes
 
 
