@@ -13,11 +13,10 @@ import typer
 
 from aggregator.config import AggregatorConfig
 from shoal.util.config import Layers
-from shoal.util.console import add_version, note, run_program, say_json, say_result, setup_logging
+from shoal.util.console import add_version, note, run_program, say_json, say_result, setup_logging, working
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
 from shoal.util.process import trace_crashes
-from shoal.util.progress import working
 
 app = new_app("Group devices and average their masked updates, without being able to read them.")
 

@@ -13,10 +13,9 @@ from edge_client.learning.executor.choice import AUTO, ONNX_RUNTIME, TrainerComm
 from edge_client.learning.reading import Reading
 from shoal.errors import NotEnrolledError, UsageError
 from shoal.util.config import Layers, read
-from shoal.util.console import add_version, note, run_program, say_result
+from shoal.util.console import add_version, note, run_program, say_result, working
 from shoal.util.files import named
 from shoal.util.options import AsJson, GrantFile, Healthy, OwnerPrint, new_app, options_of
-from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -309,7 +308,7 @@ def _export_certified(directory: Path, output: Path, *, json: bool) -> None:
 
 def _backend(settings: Mapping[str, Any]) -> MakeBackend:
     """Return the maker of what answers, by settings: own training code, for a task that names one, or the usual executor."""
-    from edge_client.learning.trainer.choice import make_model
+    from edge_client.learning.trainer.model import make_model
 
     spec, most_s, most_mb = settings["trainer"], settings["trainer_s"], settings["trainer_mb"]
     return make_model(AUTO, TrainerCommand(spec, most_s, most_mb) if spec else None)

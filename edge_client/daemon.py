@@ -24,9 +24,8 @@ from shoal.address import BrokerAddress
 from shoal.errors import ShoalError, StorageError, TakenOverError, UntrustedError
 from shoal.transport.base import TakenOver
 from shoal.transport.inbox import Inbox
-from shoal.transport.jitter import uniform
 from shoal.transport.mqtt import MqttTransport
-from shoal.transport.pacing import Pace
+from shoal.transport.pacing import Pace, uniform
 from shoal.util.console import second
 from shoal.util.files import serving, write_atomic
 from shoal.util.process import settle

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_client.config import EdgeConfig
-    from edge_client.followed_run import Run
     from edge_client.learning.data import DataSplits
+    from edge_client.models.round_context import Run
     from shoal.task.manifest import TaskManifest
 
 

@@ -22,9 +22,9 @@ from shoal.util.console import second, span
 
 if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
-    from edge_client.followed_run import Run
     from edge_client.learning.update import Finished
     from edge_client.membership import DeviceMembership
+    from edge_client.models.round_context import Run
     from edge_client.protocol.session import DeviceSession
     from shoal.transport.base import Transport
     from shoal.types import Float32Vector

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
 from edge_client.config import EdgeConfig, ditto_weight
-from edge_client.learning.data import Dataset, load
+from edge_client.learning.data import Dataset, load, watch_of
 from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend
-from edge_client.learning.trainer.choice import make_model
+from edge_client.learning.trainer.model import make_model
 from edge_client.learning.training import Cancelled
-from edge_client.learning.watching import watch_of
 from edge_client.metered import parse_hours
 from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.protocol import inbound
@@ -38,8 +37,7 @@ from edge_client.run.beginning import NotMeantError, RunFollower
 from edge_client.run.finishing import Finisher
 from edge_client.run.jobs import JobFactory
 from edge_client.run.policy import check_turn
-from edge_client.storage.rest import Rest
-from edge_client.storage.state import DeviceState
+from edge_client.storage.state import DeviceState, Rest
 from edge_client.vitals import EVERY_S, measure
 from shoal.errors import (
     ConfigError,
@@ -69,11 +67,11 @@ from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
-    from edge_client.followed_run import Run
     from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
     from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
+    from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
     from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RosterChange, RunPlan

@@ -21,7 +21,7 @@ from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
 from edge_client.learning.model import Backend
 from edge_client.learning.reading import AS_FOUND, Reading
 from edge_client.learning.standardisation import scale_for, standardised
-from edge_client.learning.trainer.choice import device_model
+from edge_client.learning.trainer.model import device_model
 from edge_client.membership import DeviceMembership
 from edge_client.run.beginning import stored_run
 from edge_client.storage.finished_models import FinishedModels

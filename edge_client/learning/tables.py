@@ -30,8 +30,7 @@ import numpy as np
 from edge_client.learning.data_files import Raw
 from edge_client.learning.reading import STRICT, Damage, NoSampleError
 from shoal.errors import DataError
-from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
-from shoal.task.feature_columns import Source, names_of, values_of
+from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration, Source, names_of, values_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

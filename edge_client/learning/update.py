@@ -19,15 +19,14 @@ from crypto.seal.identity import Identity
 from crypto.sums.codes import hidden_codes
 from crypto.sums.looks import hidden_sketch
 from crypto.sums.ring import SEED_BYTES, add_pad, numbers_in
-from edge_client.followed_run import Run
 from edge_client.learning import scoring, training
 from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.feedback import Encoded, encode_update, with_residual
 from edge_client.learning.model import Backend
-from edge_client.learning.nearest import nearest_direction, nearest_model
 from edge_client.learning.norm_noise import noise_factor
+from edge_client.learning.scoring import nearest_direction, nearest_model
 from edge_client.models.private_values import joined
-from edge_client.models.round_context import RoundContext
+from edge_client.models.round_context import RoundContext, Run
 from edge_client.models.sum_codes import update_codes
 from edge_client.storage.finished_models import Validation
 from edge_client.storage.residual import Residual

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from crypto.mask.derivation import MaskKey
     from crypto.mask.schedule import RoundKeys
     from crypto.seal.identity import Identity
+    from edge_client.models.fresh_start import TensorFigures
     from edge_client.models.states import ModelState
+    from shoal.protocol.documents import RunPlan
+    from shoal.task.bundle import TaskBundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +49,18 @@ class RoundContext:
         ]
         head = SealedCheckpoints(tuple(sorted(self.to_seal)), tuple(map(len, sealed)))
         return [encode(head), *sealed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that this device may follow; `edge_client.run.held_models` has its models.
+
+    Attributes:
+        plan: the owner's plan.
+        bundle: the task.
+        start: figures of the model that the device began the run with; None if it began with a segment of a model only.
+    """
+
+    plan: RunPlan
+    bundle: TaskBundle
+    start: TensorFigures | None = None

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.seal.envelope import GroupKey, open_from_group, read_head
-from edge_client.followed_run import Run
 from edge_client.models.checkpoints import CONTENT_LABEL
 from edge_client.models.fresh_start import TensorFigures, figures_of
 from edge_client.models.private_values import initial_values, joined
+from edge_client.models.round_context import Run
 from edge_client.models.states import ModelStates
 from edge_client.models.store import StateStore, Transcript
 from edge_client.run.held_models import HeldModels, opened

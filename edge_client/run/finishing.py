@@ -22,7 +22,7 @@ from edge_client.learning.data import DataSplits, load, split, split_growing
 from edge_client.learning.finish import Chosen, Ended, finish
 from edge_client.learning.finish_rule import CLUSTER, node_name, node_of
 from edge_client.learning.standardisation import prepared, scale_for
-from edge_client.learning.trainer.choice import make_model
+from edge_client.learning.trainer.model import make_model
 from edge_client.learning.worker import LOWEST_PRIORITY, Worker
 from edge_client.membership import DeviceMembership
 from edge_client.models.fresh_start import draw
@@ -42,8 +42,8 @@ from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage
 
 if TYPE_CHECKING:
-    from edge_client.followed_run import Run
     from edge_client.learning.model import Backend
+    from edge_client.models.round_context import Run
     from shoal.task.bundle import TaskBundle
 
 LOG = logging.getLogger("shoal.edge")

@@ -79,8 +79,8 @@ MOST_AHEAD: Final = 1 << 21
 
 if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys
-    from edge_client.followed_run import Run
     from edge_client.membership import DeviceMembership
+    from edge_client.models.round_context import Run
     from shoal.protocol.documents import Roster, RunPlan
 
 

@@ -14,7 +14,7 @@ from edge_client.learning.evaluation import majority_share
 from edge_client.learning.reading import NONE_LEFT_OUT, LeftOut
 from edge_client.learning.standardisation import local_scale, prepared, rescaled, scale_for
 from edge_client.learning.statistics import scale_doubt, scale_of_state, statistics_of
-from edge_client.learning.trainer.choice import device_model
+from edge_client.learning.trainer.model import device_model
 from edge_client.learning.update import Finished, TrainingContext, carry_out, report_statistics
 from edge_client.models.private_values import PrivateValues, initial_values, joined
 from edge_client.storage.finished_models import UNMEASURED, FinishedModel, FinishedModels, Validation, measured
@@ -24,11 +24,11 @@ from shoal.membership.roster import aggregator_of
 from shoal.protocol.messages import Announcement, Assignment, Phase
 
 if TYPE_CHECKING:
-    from edge_client.followed_run import Run
+    from edge_client.learning.data import FilesSeen, Watch
     from edge_client.learning.model import Backend
-    from edge_client.learning.watching import FilesSeen, Watch
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership
+    from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
     from edge_client.storage.residual import Residual
     from shoal.task.bundle import TaskBundle

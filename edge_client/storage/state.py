@@ -9,11 +9,13 @@
 - ``on-model.json``: the last end of the operator's program for new models, see `edge_client.answers.model_in_use`.
 - ``model.onnx``, ``model.json`` and ``in-use/``: the model in use, for other programs, see there.
 - ``finished/``: the models of the last finished runs, see `finished_models`.
+- ``rest``: the seconds since the end of the last run, see `Rest`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client.storage.pending_upload import PendingUploadFiles
 from shoal.errors import IntegrityError, ShoalError, reason_of
 from shoal.protocol.codec import U16, U32, Fixed16, decode_prefix, encode, message
-from shoal.util.files import read_private, write_atomic
+from shoal.util.files import read_if_there, read_private, write_atomic
 
 if TYPE_CHECKING:
     from shoal.types import Float32Vector
@@ -207,3 +209,49 @@ class DeviceState:
     def load_status(self) -> dict[str, Any] | None:
         """Return the last figures, or None."""
         return load_json(self.directory / STATUS_FILE)
+
+
+REST_FILE: Final = "rest"
+"""Seconds as a decimal number."""
+SAVED_EVERY_S: Final = 600.0
+"""Interval between two saves; a crash loses the time since the last one."""
+
+
+class Rest:
+    """Counts the seconds since the end of the last run, by which the device refuses one of a standing order that comes too early.
+
+    There are infinitely many before the end of the first run. Only time while the program runs is counted, by the monotonic
+    clock: a wrong clock can delay a run, and never hastens one.
+
+    Args:
+        directory: the device's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / REST_FILE
+        data = read_if_there(self._path)
+        # A damaged file says nothing: the device has just ended a run, as far as it knows.
+        self._before_s = math.inf if data is None else float(data) if data.isdigit() else 0.0
+        self._saved_s = self._before_s
+        self._since_s = math.nan
+
+    def seconds(self, now_s: float) -> float:
+        """Return the seconds counted; ``now_s`` is monotonic."""
+        return self._before_s + (0.0 if math.isnan(self._since_s) else now_s - self._since_s)
+
+    def begin(self, now_s: float) -> None:
+        """Start anew, durably: a run has ended."""
+        self._before_s, self._since_s = 0.0, now_s
+        self._save(0.0, durable=True)
+
+    def keep_up(self, now_s: float, *, closing: bool = False) -> None:
+        """Count on from the first call, and save now and then, or at once when the program is ``closing``."""
+        if math.isnan(self._since_s):
+            self._since_s = now_s
+        seconds = self.seconds(now_s)
+        if seconds < math.inf and (closing or seconds - self._saved_s >= SAVED_EVERY_S):
+            self._save(seconds, durable=False)
+
+    def _save(self, seconds: float, *, durable: bool) -> None:
+        write_atomic(self._path, str(int(seconds)).encode(), durable=durable)
+        self._saved_s = seconds

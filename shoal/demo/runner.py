@@ -15,8 +15,7 @@ import numpy as np
 
 from shoal.demo.data import Hidden, hide_groups, load_images
 from shoal.demo.seen import Seen, look, stored_update
-from shoal.owner.runs.masks import round_mask
-from shoal.owner.runs.plan import origins_needed
+from shoal.owner.runs.plan import origins_needed, round_mask
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
 from shoal.owner.task_compiler.origin import make_origins

@@ -48,9 +48,8 @@ from shoal.transport.base import (
     check_publish,
 )
 from shoal.transport.exact_topics import ExactTopics
-from shoal.transport.jitter import uniform
 from shoal.transport.mqtt_connection import NO_RETAINED_MESSAGES, Link, LinkOptions, Publish
-from shoal.transport.pacing import Pace
+from shoal.transport.pacing import Pace, uniform
 from shoal.transport.rivals import WATCH_S, RivalWatch, Witness
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,13 @@ Example: at 1,000 bytes a second the message after one of 500 bytes leaves half 
     >>> pace = Pace(1000)
     >>> pace.wait_s(10.0), pace.sent(500, 10.0), pace.wait_s(10.0), pace.wait_s(10.5)
     (0.0, None, 0.5, 0.0)
+
+`uniform` draws for jitter without the ``random`` module, which takes half a megabyte of a device's memory.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from shoal import limits
@@ -49,3 +52,17 @@ class Pace:
     def most_chunk_bytes(self) -> int:
         """The largest payload of a chunk that takes `CHUNK_S`."""
         return int(self._rate * CHUNK_S) if self._rate else limits.MAX_PACKET_BYTES
+
+
+_DRAWN: Final[list[int]] = []
+"""Numbers that the next calls return: one system call draws 64."""
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> float:
+    """Return a random number from [low, high), drawn with 32 random bits."""
+    try:
+        number = _DRAWN.pop()
+    except IndexError:
+        number, *rest = memoryview(os.urandom(256)).cast("I")
+        _DRAWN.extend(rest)
+    return low + (high - low) * number / 2**32

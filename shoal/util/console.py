@@ -4,6 +4,9 @@ Times are shown in UTC.
 
 The ``doctor`` commands show a line for each `Check`, with exit status 10 if one fails. Example: ``checked("disk", check)`` is a
 failure with the error's text and hint if ``check`` raises a `ShoalError`.
+
+`working` tells how long an operation takes: ``with working("compiling the task"): ...`` prints nothing for two seconds, and then
+``compiling the task: 2 s``, ``compiling the task: 7 s`` and so on to stderr.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import logging
 import os
 import resource
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TextIO
 
 from shoal.errors import ConfigError, ShoalError, UsageError, reason_of
 from shoal.util import telemetry
@@ -351,3 +356,40 @@ def report(checks: Sequence[Check], *, as_json: bool) -> None:
                 say(f"         hint: {check.advice}")
     if any(check.result == "failure" for check in checks):
         sys.exit(EXIT_UNHEALTHY)
+
+
+AFTER_S: Final = 2.0
+"""Time to the first line."""
+EVERY_S: Final = 5.0
+"""Time between two lines."""
+
+
+class working:  # noqa: N801 - used as a statement, like contextlib's
+    """A context that prints lines of progress while its body runs.
+
+    Args:
+        what: the work in words, such as "compiling the task".
+        after_s: seconds to the first line; every_s: seconds between two.
+    """
+
+    def __init__(self, what: str, *, after_s: float = AFTER_S, every_s: float = EVERY_S) -> None:
+        self._what = what
+        self._after_s, self._every_s = after_s, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, name="progress", daemon=True)
+
+    def _tell(self) -> None:
+        began_s, pause_s = time.monotonic(), self._after_s
+        while not self._over.wait(pause_s):
+            note(f"{self._what}: {time.monotonic() - began_s:.0f} s")
+            pause_s = self._every_s
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()

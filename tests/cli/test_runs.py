@@ -16,7 +16,7 @@ from edge_client.models.checkpoints import CONTENT_LABEL
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.models.files import npz_bytes, state_dict
-from shoal.owner.runs.masks import run_chain
+from shoal.owner.runs.plan import run_chain
 from shoal.owner.task_compiler.signed import Source, read_signed, write_signed
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan

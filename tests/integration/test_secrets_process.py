@@ -26,8 +26,7 @@ from edge_client import membership as enrolment
 from edge_client.membership import DeviceMembership
 from edge_client.storage.state import DeviceState
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.masks import run_chain
-from shoal.owner.runs.plan import make_plan, write_run
+from shoal.owner.runs.plan import make_plan, run_chain, write_run
 from shoal.protocol.enrolment import Token
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, free_port

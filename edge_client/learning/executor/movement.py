@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_client.learning.executor.arithmetic import Array, axis_of
-from edge_client.learning.executor.bounds import broadcast, checked
+from edge_client.learning.executor.arithmetic import Array, axis_of, broadcast, checked
 from shoal.errors import TaskError
 
 _SCATTERED: Final[Mapping[str, np.ufunc]] = {

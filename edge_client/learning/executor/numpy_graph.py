@@ -16,9 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.learning.executor.arithmetic import Array
+from edge_client.learning.executor.arithmetic import MAX_LIVE_BYTES, Array, checked
 from edge_client.learning.executor.base import Graph
-from edge_client.learning.executor.bounds import MAX_LIVE_BYTES, checked
 from edge_client.learning.executor.operators import Operator, find
 from shoal.errors import TaskError
 from shoal.task.onnx_contents import Contents, Node, TensorType, read_graph

@@ -1,4 +1,4 @@
-"""Own training code as the backend of a task that names a trainer in place of graphs."""
+"""The backend of a task on a device: its graphs in an executor, or own training code where the task names a trainer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_client.learning.model import Score
+from edge_client.learning.executor.choice import AUTO, NUMPY, TrainerCommand, choose
+from edge_client.learning.model import Backend, NumpyModel, OrtModel, Score
 from edge_client.learning.trainer.child import layout_lines
 from edge_client.learning.trainer.messages import Answer, Area, Request
 from edge_client.learning.trainer.process import TrainerProcess
@@ -128,3 +129,25 @@ class TrainerModel:
 
 def _area(array: NDArray[Any]) -> Area:
     return Area(array.dtype.name, array.shape)
+
+
+def make_model(setting: str, trainer: TrainerCommand | None = None) -> Callable[[TaskBundle, int], Backend]:
+    """Return the maker of a device's models.
+
+    Args:
+        setting: auto, onnxruntime or numpy, as in a device's configuration.
+        trainer: own training code, for tasks that name one.
+    """
+    graphs = NumpyModel if choose(setting) == NUMPY else OrtModel
+
+    def make(bundle: TaskBundle, threads: int = 1) -> Backend:
+        if bundle.manifest.trainer is not None:
+            return TrainerModel(bundle, trainer)
+        return graphs(bundle, threads)
+
+    return make
+
+
+def device_model(bundle: TaskBundle, threads: int = 1) -> Backend:
+    """Return the model of a device that is not configured: in ONNX Runtime if it is installed, else in numpy."""
+    return make_model(AUTO)(bundle, threads)

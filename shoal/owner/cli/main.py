@@ -12,7 +12,6 @@ from shoal.errors import DataError, UsageError
 from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
 from shoal.owner.cli import enrolment as admission_cli
 from shoal.owner.cli import models as models_cli
-from shoal.owner.cli import report as report_cli
 from shoal.owner.cli import runs as runs_cli
 from shoal.owner.cli import schedules as schedules_cli
 from shoal.owner.cli import status as status_cli
@@ -20,9 +19,8 @@ from shoal.owner.cli import upkeep as upkeep_cli
 from shoal.owner.cli.pairs import Directory, broker_users, data_words, pairs, private_words, whole
 from shoal.owner.keys.unlock import ask, open_fleet
 from shoal.owner.keys.vault import ROSTER_FILE, is_under_passphrase
-from shoal.util.console import add_version, day, note, run_program, say, say_json, say_result, second
+from shoal.util.console import add_version, day, note, run_program, say, say_json, say_result, second, working
 from shoal.util.options import AsJson, new_app
-from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
@@ -394,7 +392,7 @@ def check(
         raise SystemExit(1)
 
 
-for command in (*admission_cli.COMMANDS, *upkeep_cli.COMMANDS, status_cli.status, report_cli.report):
+for command in (*admission_cli.COMMANDS, *upkeep_cli.COMMANDS, status_cli.status, status_cli.report):
     app.command()(command)
 
 

@@ -25,9 +25,8 @@ from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
 from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings, knobs
 from shoal.protocol.requests import LATEST_RECORDS, RequestAction
-from shoal.util.console import note, say, say_result
+from shoal.util.console import note, say, say_result, working
 from shoal.util.options import AsJson
-from shoal.util.progress import working
 
 if TYPE_CHECKING:
     import numpy as np

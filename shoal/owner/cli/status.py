@@ -1,4 +1,4 @@
-"""`shoal-fleet status`: the aggregator's answer, and beside it the owner's knowledge of the fleet.
+"""`shoal-fleet status`: the aggregator's answer, and beside it the owner's knowledge of the fleet; `report` writes a run's page.
 
 Without an answer it is unknown whether the aggregator runs and which devices are online, so the record says neither, and one
 problem says who did not answer and the consequence. No device is blamed.
@@ -7,13 +7,16 @@ problem says who did not answer and the consequence. No device is blamed.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
 from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.settings import settings_of
 from shoal.owner.keys.unlock import open_fleet
-from shoal.util.console import note, say_result, second
+from shoal.util.console import note, say_result, second, working
 from shoal.util.options import AsJson
 
 if TYPE_CHECKING:
@@ -154,3 +157,21 @@ def _order_lines(fleet: FleetDirectory) -> list[str]:
     return [
         f"standing order, runs {plan.run} to {last_run(plan)}: shoal-fleet schedule list FLEET_DIR says what the next waits for"
     ]
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="The run's directory at the aggregator, such as server/run-000001, or a copy of it.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, .html.", dir_okay=False)],
+    json: AsJson = False,
+) -> None:
+    """Write a run's pictures as one HTML file: clusters, accuracy and loss, cosines, participation, bytes and times.
+
+    A running aggregator shows the same page live, with the fleet's state: shoal-aggregator serve --http; it can be saved there.
+    """
+    from shoal.owner.runs.report import run_report
+
+    with working("reading the rounds"):
+        run_report(run, out)
+    say_result({"run": str(run), "file": str(out), "bytes": out.stat().st_size}, str(out), as_json=json)

@@ -9,10 +9,9 @@ import typer
 
 from shoal.owner.cli.pairs import Directory
 from shoal.owner.keys.unlock import ask
-from shoal.util.console import note, say_result
+from shoal.util.console import note, say_result, working
 from shoal.util.files import read_limited, write_atomic
 from shoal.util.options import AsJson
-from shoal.util.progress import working
 
 if TYPE_CHECKING:
     from crypto.seal.passphrase import Lock

@@ -13,7 +13,7 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import Member
-from shoal.util.progress import working
+from shoal.util.console import working
 
 POLL_S: Final = 0.2
 DRAIN_POLL_S: Final = 0.02

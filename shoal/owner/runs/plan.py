@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aggregator.strategies.registry import check_compared, make_strategy, models_needed, plan_settings, settings_of
+from crypto.mask.derivation import MaskKey, derive
 from crypto.mask.modes import registry
 from crypto.seal.envelope import GroupKey, seal_to_group, seal_to_member
 from crypto.seal.identity import sign_document
@@ -22,7 +23,6 @@ from shoal.errors import ConfigError, UsageError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import run_file
-from shoal.owner.runs.masks import run_chain
 from shoal.protocol.cells import LookDeal, deal_head
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import STATISTICS_SETTING, Member, RunPackage, RunPlan, Schedule, SegmentSpec
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aggregator.strategies.base import StrategySettings
+    from crypto.mask.schedule import RunChain
+    from shoal.owner.keys.directory import FleetDirectory
+    from shoal.protocol.documents import RunPlan
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
@@ -325,3 +328,30 @@ def _deals(fleet: FleetDirectory, plan: RunPlan, keeper: Member) -> Iterator[byt
 
 def _seal(fleet: FleetDirectory, group: GroupKey, purpose: str, plain: bytes) -> bytes:
     return seal_to_group(fleet.owner, group, Sealed(fleet.name, purpose, OWNER_NAME, "*"), plain)
+
+
+def run_chain(fleet: FleetDirectory, plan: RunPlan) -> RunChain:
+    """Return the chain of a run's round keys from round 0 on, under the key version that the plan names.
+
+    Raises:
+        ConfigError: the fleet has another key version.
+    """
+    version = fleet.version_key
+    if plan.key_version != version.number:
+        raise ConfigError(
+            f"the plan is for key version {plan.key_version}, and the fleet's is {version.number}",
+            hint="sign the run again",
+        )
+    return version.begin_run_of(plan)
+
+
+def round_mask(fleet: FleetDirectory, plan: RunPlan, round_: int) -> MaskKey:
+    """Return the mask of a round of a run.
+
+    Raises:
+        ConfigError: as `run_chain`.
+    """
+    chain = run_chain(fleet, plan)
+    chain.skip_to(round_)
+    keys = chain.take()
+    return derive(keys.mask, keys.context_of(plan))

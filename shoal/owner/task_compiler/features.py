@@ -13,8 +13,14 @@ from typing import Final
 
 from shoal import limits
 from shoal.errors import TaskError
-from shoal.task.data_declaration import STANDARDISE_LOCALLY, DataDeclaration, features_of
-from shoal.task.feature_columns import CATEGORIES, bounds_of, names_of
+from shoal.task.data_declaration import (
+    CATEGORIES,
+    STANDARDISE_LOCALLY,
+    DataDeclaration,
+    bounds_of,
+    features_of,
+    names_of,
+)
 from shoal.task.manifest import statistics_length
 
 MAX_FILE_BYTES: Final = 1 << 20

@@ -22,7 +22,7 @@ from aggregator.strategies.base import ClientUpdate, Reads, RoundPlan, mean_upda
 from aggregator.strategies.registry import plan_settings
 from aggregator.strategies.statistics import STATISTICS_ASSIGNMENT
 from crypto.mask.masking import mask
-from edge_client.learning.nearest import nearest_direction, nearest_model
+from edge_client.learning.scoring import nearest_direction, nearest_model
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import LOSS_DECIMALS, NORM_DECIMALS, BatchOrder, reported_margins, trial_margins
 from edge_client.storage.scales import Scale

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_client.answers.inference import choose
-from edge_client.learning.trainer.choice import make_model
+from edge_client.learning.trainer.model import make_model
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers import own_trainers
 from tests.helpers.fleets import finish_of, grouped_data, make_fleet, names, same_partition, truth_of

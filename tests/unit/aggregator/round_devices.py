@@ -16,7 +16,7 @@ from crypto.mask.derivation import derive, segment_keys
 from crypto.mask.masking import mask, unmask
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_group, read_head, seal_to_member
-from edge_client.learning.nearest import nearest_model
+from edge_client.learning.scoring import nearest_model
 from edge_client.models.checkpoints import open_checkpoint, seal_checkpoint
 from edge_client.models.recipes import catch_up
 from edge_client.models.states import ModelStates

@@ -12,7 +12,7 @@ from edge_client import cli, membership
 from edge_client.answers import inference
 from edge_client.answers.inference import Chosen
 from edge_client.learning.executor import trial
-from edge_client.learning.trainer.choice import device_model
+from edge_client.learning.trainer.model import device_model
 from edge_client.storage.finished_models import FinishedModels, Validation
 from edge_client.storage.state import DeviceState, OwnModel
 from shoal import limits

@@ -23,7 +23,7 @@ from crypto.mask.masking import unmask
 from crypto.seal.envelope import open_from_member, read_head
 from edge_client.learning import feedback, update
 from edge_client.learning.data import Dataset
-from shoal.owner.runs.masks import round_mask
+from shoal.owner.runs.plan import round_mask
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Upload

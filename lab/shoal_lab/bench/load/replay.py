@@ -34,7 +34,7 @@ from shoal.digests import sha256
 from shoal.errors import IntegrityError
 from shoal.membership.roster import aggregator_of
 from shoal.membership.statements import sign_statement
-from shoal.owner.runs.masks import round_mask
+from shoal.owner.runs.plan import round_mask
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode

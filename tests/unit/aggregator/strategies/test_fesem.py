@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.rounds.relay import is_state
 from aggregator.strategies.base import ClusterModel
-from edge_client.learning.nearest import nearest_model
+from edge_client.learning.scoring import nearest_model
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from tests.helpers.plans import D, Rounds, contribution, run_plan

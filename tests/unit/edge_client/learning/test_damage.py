@@ -5,9 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from edge_client.learning.data import load, load_inputs, split_growing
+from edge_client.learning.data import load, load_inputs, split_growing, watch_of
 from edge_client.learning.reading import Reading
-from edge_client.learning.watching import watch_of
 from shoal.errors import ConfigError, DataError
 from shoal.task.data_declaration import DataDeclaration
 from shoal.task.manifest import TensorSpec

@@ -11,7 +11,6 @@ from crypto.mask.masking import unmask
 from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import open_from_member, read_head
 from crypto.seal.identity import Identity
-from edge_client.followed_run import Run
 from edge_client.learning.data import Dataset, split
 from edge_client.learning.model import OrtModel
 from edge_client.learning.scoring import score
@@ -25,7 +24,7 @@ from edge_client.learning.update import (
     share_of,
     trial_margins,
 )
-from edge_client.models.round_context import RoundContext
+from edge_client.models.round_context import RoundContext, Run
 from edge_client.models.states import ModelState
 from shoal.protocol.codec import decode, decode_prefix
 from shoal.protocol.documents import SegmentSpec

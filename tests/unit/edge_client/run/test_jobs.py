@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
-from edge_client.followed_run import Run
-from edge_client.learning import watching
-from edge_client.learning.data import Dataset, load, split
+from edge_client.learning import data as device_data
+from edge_client.learning.data import Dataset, load, split, watch_of
 from edge_client.learning.model import Score
 from edge_client.learning.standardisation import local_scale, standardised
 from edge_client.learning.statistics import scale_from, statistics_of
 from edge_client.learning.update import Finished
-from edge_client.learning.watching import watch_of
+from edge_client.models.round_context import Run
 from edge_client.models.states import ModelState
 from edge_client.run import jobs
 from edge_client.run.jobs import JobFactory
@@ -529,7 +528,7 @@ def test_vanished_data_change_nothing(watched, caplog, monkeypatch):
     """Data that have gone or grown too large leave the samples as they are."""
     watched.factory.follow(watched.run())
     first = do_job(watched)
-    monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 10)
+    monkeypatch.setattr(device_data, "MAX_WATCHED_BYTES", 10)
     watched.path.write_text("\n".join(rows(80)))
     assert do_job(watched, 2) is first
     assert "more than the 10 that are read again" in reasons(caplog)[-1]

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from edge_client.learning.nearest import nearest_direction
+from edge_client.learning.scoring import nearest_direction
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase, Share
 from tests.helpers.plans import Rounds, contribution, run_plan

@@ -10,7 +10,7 @@ from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedgroup.strategy import nearest_directions, random_centres
 from aggregator.strategies.registry import settings_of
-from edge_client.learning.nearest import nearest_direction
+from edge_client.learning.scoring import nearest_direction
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase

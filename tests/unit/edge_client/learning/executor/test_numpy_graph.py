@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from edge_client.learning.executor import arithmetic, bounds, numpy_graph
+from edge_client.learning.executor import arithmetic, numpy_graph
 from edge_client.learning.executor.base import Graph
 from edge_client.learning.executor.numpy_graph import NumpyExecutor
 from shoal.errors import TaskError
@@ -223,7 +223,7 @@ def test_memory_that_runs_out_is_task_error(monkeypatch):
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_damaged_graph_is_a_task_error(place, monkeypatch):
     """Single bytes changed: no other exception leaves the executor, and no warning."""
-    monkeypatch.setattr(bounds, "MAX_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(arithmetic, "MAX_ELEMENTS", 1 << 16)
     feed = dict(zip("xy", samples(3), strict=True)) | {"theta": theta()}
     if place == 2:
         del feed["y"]

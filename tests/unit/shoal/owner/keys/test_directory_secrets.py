@@ -11,8 +11,7 @@ from crypto.mask.masking import mask
 from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import CHANGE_FILE, ROSTER_FILE, SECRETS_FILE, Change
-from shoal.owner.runs.masks import round_mask
-from shoal.owner.runs.plan import make_plan
+from shoal.owner.runs.plan import make_plan, round_mask
 from shoal.protocol.codec import encode
 from shoal.protocol.recipe import Recipe
 from tests.helpers.fleets import FULL_BATCH

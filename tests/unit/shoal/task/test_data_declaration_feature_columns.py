@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import DataError, TaskError
-from shoal.task.data_declaration import DataDeclaration, features_of
-from shoal.task.feature_columns import names_of, values_of
+from shoal.task.data_declaration import DataDeclaration, features_of, names_of, values_of
 from shoal.task.manifest import TaskManifest
 from tests.helpers.tasks import manifest
 

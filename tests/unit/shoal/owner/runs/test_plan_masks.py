@@ -3,8 +3,7 @@
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.owner.runs.masks import round_mask, run_chain
-from shoal.owner.runs.plan import make_plan
+from shoal.owner.runs.plan import make_plan, round_mask, run_chain
 from shoal.protocol.recipe import Recipe
 from tests.helpers.fleets import make_fleet
 from tests.helpers.tasks import logistic_bundle

@@ -2,7 +2,7 @@
 
 import math
 
-from edge_client.storage.rest import REST_FILE, SAVED_EVERY_S, Rest
+from edge_client.storage.state import REST_FILE, SAVED_EVERY_S, Rest
 from shoal.util.files import write_private
 
 

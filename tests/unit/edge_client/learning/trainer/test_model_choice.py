@@ -3,8 +3,7 @@
 import pytest
 
 from edge_client.learning.model import NumpyModel, OrtModel
-from edge_client.learning.trainer.choice import device_model, make_model
-from edge_client.learning.trainer.model import TrainerModel
+from edge_client.learning.trainer.model import TrainerModel, device_model, make_model
 from shoal.errors import TrainerError
 from tests.helpers.own_trainers import bundle, command
 from tests.helpers.tasks import logistic_bundle

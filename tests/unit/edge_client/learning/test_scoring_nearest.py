@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_client.learning.nearest import BLOCK, nearest_direction, nearest_model
+from edge_client.learning.scoring import BLOCK, nearest_direction, nearest_model
 
 RNG = np.random.default_rng(3)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from edge_client.learning.executor.bounds import MAX_ELEMENTS, broadcast, checked
+from edge_client.learning.executor.arithmetic import MAX_ELEMENTS, broadcast, checked
 from shoal.errors import TaskError
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shoal.util.progress import working
+from shoal.util.console import working
 
 
 def test_short_work_says_nothing(capsys):

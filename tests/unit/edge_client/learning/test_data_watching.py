@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from edge_client.learning import watching
-from edge_client.learning.watching import FilesSeen, watch_of
+from edge_client.learning import data
+from edge_client.learning.data import FilesSeen, watch_of
 from shoal.errors import DataError
 
 
@@ -46,7 +46,7 @@ def test_data_that_are_gone_are_an_error(tmp_path):
 
 def test_bytes_read_again_are_bounded(monkeypatch):
     """The bytes that are read again are bounded."""
-    monkeypatch.setattr(watching, "MAX_WATCHED_BYTES", 9)
+    monkeypatch.setattr(data, "MAX_WATCHED_BYTES", 9)
     FilesSeen((("a", 4, 0), ("b", 5, 0))).check_size()
     with pytest.raises(DataError, match="have grown to 10 bytes, more than the 9 that are read again") as caught:
         FilesSeen((("a", 10, 0),)).check_size()
