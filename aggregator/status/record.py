@@ -46,7 +46,7 @@ from aggregator.status.facts import (
 from shoal import limits
 from shoal.limits import CLOCK_OFF_S
 from shoal.membership.grants import KEEPER_ROLE, WORKER_ROLE
-from shoal.protocol.labels import SHOWN, read_labels
+from shoal.protocol.documents import SHOWN, read_labels
 from shoal.protocol.messages import DeclineReason
 from shoal.util.console import counted, second, span
 

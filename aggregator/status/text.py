@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Sized
 from typing import Final
 
+from shoal.protocol.labels import SHOWN
+
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.rounds.state import WORDS, Order, RunPhase
 from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus
 from aggregator.status.record import REVOKED, FleetStatus, by_label
 from aggregator.status.versions import NEWER, OLDER, OTHER
 from shoal.limits import CHUNK_BYTES
-from shoal.protocol.labels import SHOWN
+from shoal.protocol.documents import SHOWN
 from shoal.protocol.messages import Vitals
 from shoal.util.console import counted, second, span
 

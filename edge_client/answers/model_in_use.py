@@ -35,8 +35,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.answers.export import facts_of, onnx_pieces
-from edge_client.answers.inference import in_use
+from edge_client.answers.inference import facts_of, in_use, onnx_pieces
 from edge_client.answers.loaded_model import MODEL_FILE
 from edge_client.learning.trainer.process import LOG_HINT, how_it_ended, own_environment
 from edge_client.storage.finished_models import FOLDER as FINISHED

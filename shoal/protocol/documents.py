@@ -2,11 +2,16 @@
 
 The owner signs or seals all of them but cards, which a party signs itself. `RosterChange` transmits the difference of two
 rosters, so that a change of one device does not resend the whole roster.
+
+The owner signs devices' labels in the roster as one text: ``line=3,site=berlin``. The label ``name`` is the name under which
+people see the device. Values are ASCII words, so that no two that look alike differ.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, cast
@@ -14,6 +19,7 @@ from typing import Final, cast
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ConfigError, WireError
+from shoal.limits import MAX_LABELS_CHARS
 from shoal.protocol.codec import (
     MAGIC,
     U16,
@@ -26,7 +32,6 @@ from shoal.protocol.codec import (
     LaterFields,
     message,
 )
-from shoal.protocol.labels import read_labels
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.types import Segment, check_name
 
@@ -67,7 +72,7 @@ class Roster:
     Attributes:
         sequence: grows with every change; receivers refuse a lower one than they have accepted.
         issued_at_s, expires_at_s: unix seconds by the owner's clock.
-        labels: texts of `shoal.protocol.labels` by index; the last devices may have none, and the last text is not empty.
+        labels: texts of `shoal.protocol.documents` by index; the last devices may have none, and the last text is not empty.
         keys_since: the key version in force: the sequence at which the owner last drew new secrets. Plans of this roster
             and later ones use them.
     """
@@ -629,3 +634,28 @@ class RunPackage:
     before: U32 = 0
     transcript: Fixed32 = bytes(32)
     deals: tuple[bytes, ...] = ()
+
+
+SHOWN: Final = "name"
+"""The label with a device's shown name."""
+_LABEL: Final = re.compile(r"([a-z][a-z0-9_]*)=([A-Za-z0-9]+(?:[ ._-][A-Za-z0-9]+)*)", re.ASCII)
+
+
+def read_labels(text: str) -> dict[str, str]:
+    """Return the labels in a text, by key.
+
+    Raises:
+        WireError: it is too long or malformed, or has a key twice or out of order.
+    """
+    if len(text) > MAX_LABELS_CHARS:
+        raise WireError(f"labels of {len(text)} characters are over {MAX_LABELS_CHARS}")
+    found = [_LABEL.fullmatch(item) for item in text.split(",")] if text else []
+    labels = {match[1]: match[2] for match in found if match is not None}
+    if write_labels(labels) != text:
+        raise WireError(f"{text!r} is no text of labels")
+    return labels
+
+
+def write_labels(labels: Mapping[str, str]) -> str:
+    """Return the text of labels; `read_labels` checks it."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

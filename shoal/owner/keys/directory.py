@@ -51,8 +51,17 @@ from shoal.owner.keys.vault import (
     highest_run,
 )
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import AggregatorGrant, Card, DeviceGrant, Member, ReceivingKeys, Roster
-from shoal.protocol.labels import SHOWN, read_labels, write_labels
+from shoal.protocol.documents import (
+    SHOWN,
+    AggregatorGrant,
+    Card,
+    DeviceGrant,
+    Member,
+    ReceivingKeys,
+    Roster,
+    read_labels,
+    write_labels,
+)
 from shoal.types import check_name
 from shoal.util.files import (
     check_directory,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edge_client.answers.export import export
+from edge_client.answers.inference import export
 from edge_client.learning.statistics import scale_of_state
 from edge_client.models.states import ModelState
 from edge_client.models.store import CERTIFICATE_LENGTH_BYTES, StateFile

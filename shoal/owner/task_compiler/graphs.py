@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.owner.task_compiler.decompositions import table
 from shoal.owner.task_compiler.flat import FlatModel
-from shoal.owner.task_compiler.lowered import Lowered
+from shoal.owner.task_compiler.recurrent import Lowered
 
 OPSET: Final = 20
 MAX_BATCH: Final = 1 << 20

@@ -9,6 +9,8 @@ With gates ``a``, ``b`` (of input and state) of step t and weights W, c of the s
     b_t = h_(t-1) W + c,   (h_t, ...) = cell(a_t, b_t, h_(t-1), ...)
 
 which holds for each of the three kinds.
+
+`Lowered` traces these and a few other functions of torch in a form of our own, since a graph can't have torch's.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch.func import vjp
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 Cell = Callable[..., tuple[Tensor, ...]]
 """(gates of the input, gates of the state, h, ...) -> the next (h, ...), each (directions, n, hidden)."""
@@ -168,3 +172,48 @@ def layers(
         rows = torch.cat([states[0][:, 0], *(turned.flip(0) for turned in states[0][:, 1:].unbind(1))], -1)
     last = (torch.cat(state) for state in zip(*ends, strict=True))
     return (rows.transpose(0, 1) if batch_first else rows, *last)
+
+
+class Lowered(TorchFunctionMode):
+    """Inside the block linear layers are matrix products, and recurrent layers loops.
+
+    Torch folds the batch of a linear layer with more than two axes into a number, and fixes it so, and that of a recurrent cell
+    too; and it writes a recurrent layer out step by step.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func is functional.linear:
+            return _linear(*args, **kwargs)
+        if func in (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d):
+            return _adaptive_max(func, *args, **kwargs)
+        if name in CELLS and is_plain(*args):
+            return layers(CELLS[name], *args)
+        if name.removesuffix("_cell") in CELLS and name.endswith("_cell"):
+            return _cell(CELLS[name.removesuffix("_cell")], *args)
+        return func(*args, **kwargs)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = x @ weight.t()
+    return product if bias is None else product + bias
+
+
+def _cell(
+    cell: Cell, x: Tensor, start: Any, into: Tensor, back: Tensor, bias_in: Tensor | None, bias_back: Tensor | None
+) -> Any:
+    """Return what torch's function of one step returns: the states of an LSTM, or the one state."""
+    states = (start,) if isinstance(start, Tensor) else tuple(start)
+    new = cell(_linear(x, into, bias_in), _linear(states[0], back, bias_back), *states)
+    return new[0] if isinstance(start, Tensor) else new
+
+
+def _adaptive_max(func: Any, x: Tensor, size: int | Sequence[int | None], return_indices: bool = False) -> Any:
+    """Return a plain pool's result for equal windows, since that has a gradient; ``func`` has the other windows."""
+    rank = 1 if func is functional.adaptive_max_pool1d else 2
+    sizes = [*zip(x.shape[-rank:], [size] * rank if isinstance(size, int) else size, strict=True)]
+    if any(width % (outputs or width) for width, outputs in sizes):
+        return func(x, size, return_indices=return_indices)
+    pool: Any = functional.max_pool1d if rank == 1 else functional.max_pool2d
+    return pool(x, [width // (outputs or width) for width, outputs in sizes], return_indices=return_indices)

@@ -20,7 +20,7 @@ import edge_client.learning.scoring, shoal.task.bundle
 assert "onnxruntime" not in sys.modules
 from pathlib import Path
 import numpy as np
-from edge_client.answers import export
+from edge_client.answers.inference import export
 from edge_client.learning import data
 from edge_client.learning import model
 from edge_client.learning import training
@@ -32,7 +32,7 @@ theta = np.zeros(bundle.length, np.float32)
 result = training.train(theta, shares.train, bundle.manifest.hyper, backend, np.random.default_rng(0), 0, lambda: False)
 losses = edge_client.learning.scoring.score([theta, theta + result.delta], shares.train, backend)
 assert edge_client.learning.scoring.choose(losses) == 1, losses
-export.export(bundle, theta + result.delta, Path(sys.argv[1]) / "m.onnx")
+export(bundle, theta + result.delta, Path(sys.argv[1]) / "m.onnx")
 assert "torch" not in sys.modules and "onnx" not in sys.modules
 print("clean")
 """

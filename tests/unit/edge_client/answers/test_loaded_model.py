@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from edge_client.answers.export import export
-from edge_client.answers.inference import choose, in_use
+from edge_client.answers.inference import choose, export, in_use
 from edge_client.answers.loaded_model import LoadedModel
 from edge_client.answers.model_in_use import publish
 from edge_client.learning.standardisation import local_scale, standardised

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crypto.seal.identity import Identity
-from edge_client.answers.export import export
+from edge_client.answers.inference import export
 from shoal.errors import TaskError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.cli import main, runs

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edge_client.answers.export import export
+from edge_client.answers.inference import export
 from edge_client.learning.model import NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_error

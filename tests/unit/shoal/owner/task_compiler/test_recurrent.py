@@ -13,8 +13,8 @@ from shoal.owner.task_compiler.builtin import cross_entropy
 from shoal.owner.task_compiler.compile import layout
 from shoal.owner.task_compiler.flat import FlatModel, flatten
 from shoal.owner.task_compiler.graphs import trace
-from shoal.owner.task_compiler.lowered import Lowered
 from shoal.owner.task_compiler.quiet import quiet
+from shoal.owner.task_compiler.recurrent import Lowered
 
 pytestmark = pytest.mark.torch
 KINDS = {

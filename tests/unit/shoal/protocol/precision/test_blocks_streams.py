@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.protocol.precision.streams import WINDOW, windows
+from shoal.protocol.precision.blocks import WINDOW, windows
 
 
 def test_windows_cover_the_vector_once():

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from edge_client.answers.export import export
+from edge_client.answers.inference import export
 from edge_client.learning.model import OrtModel
 from edge_client.learning.standardisation import local_scale, standardised
 from shoal.errors import ConfigError, TaskError

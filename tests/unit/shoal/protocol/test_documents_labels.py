@@ -5,8 +5,7 @@ import pytest
 from shoal.errors import WireError
 from shoal.limits import MAX_LABELS_CHARS
 from shoal.protocol.codec import decode, encode
-from shoal.protocol.documents import Member, Roster
-from shoal.protocol.labels import read_labels, write_labels
+from shoal.protocol.documents import Member, Roster, read_labels, write_labels
 
 
 def roster(labels, revoked=()):

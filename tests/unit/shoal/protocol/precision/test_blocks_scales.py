@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.precision.scales import LEAST, MOST, checked, flushed
+from shoal.protocol.precision.blocks import LEAST, MOST, checked, flushed
 
 
 def test_scales_in_range_pass():

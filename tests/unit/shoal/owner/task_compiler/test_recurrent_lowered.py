@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shoal.owner.task_compiler.lowered import Lowered
+from shoal.owner.task_compiler.recurrent import Lowered
 
 pytestmark = pytest.mark.torch
 
