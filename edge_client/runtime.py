@@ -30,7 +30,7 @@ from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds
 from edge_client.protocol import session_io as io
 from edge_client.protocol.declining import Declines, decline_reason
-from edge_client.protocol.presence import HEAD_EVERY, Attendance, ControlMessages, Uplink, presence, receiving_notice
+from edge_client.protocol.presence import HEAD_EVERY, Attendance, presence, receiving_notice
 from edge_client.protocol.session import DeviceSession, Do, Steps
 from edge_client.reporting import Results
 from edge_client.run.beginning import NotMeantError, RunFollower
@@ -38,6 +38,7 @@ from edge_client.run.finishing import Finisher
 from edge_client.run.jobs import JobFactory
 from edge_client.run.policy import check_turn
 from edge_client.storage.state import DeviceState, Rest
+from edge_client.uplink import ControlMessages, Uplink
 from edge_client.vitals import EVERY_S, measure
 from shoal.errors import (
     ConfigError,

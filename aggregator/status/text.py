@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Sized
 from typing import Final
 
-from shoal.protocol.labels import SHOWN
-
 from aggregator.rounds.standstill import NAMES_SHOWN, named
 from aggregator.rounds.state import WORDS, Order, RunPhase
 from aggregator.status.facts import DeviceStatus, LiveFacts, RunStatus

@@ -4,23 +4,29 @@
 that a restart sends the same bytes. Once a final round's upload was answered, only its transfer id is stored. The device's
 private values (`edge_client.models.private_values`) and the residual that the upload leaves (`edge_client.learning.feedback`)
 follow it in its slot: all are stored by one write, or none.
+
+An upload that travels in several sealed pieces, the header to the coordinator and one part to each worker, is stored as one
+(`stored`), behind a list of their transfer ids and sizes; after a restart `pieces_of` gives them back. An upload of one piece is
+stored as it is.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+from crypto.seal.envelope import SealedMessage
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage.residual import Residual, parse_residual
-from edge_client.upload_pieces import transfer_of
 from shoal.digests import before_digest, sha256
 from shoal.errors import IntegrityError, WireError
-from shoal.protocol.codec import U32, Fixed16, Fixed32, decode_prefix, encode, message
+from shoal.protocol.chunking import Fingerprint
+from shoal.protocol.codec import MAGIC, U32, ArrayU32, Fixed16, Fixed32, decode_prefix, encode, message
 from shoal.transport.stored import STORED_FROM_BYTES, StoredBytes
 from shoal.types import DIGEST_BYTES
 from shoal.util.files import open_own, read_private, sync_directory, write_failed
@@ -178,3 +184,51 @@ class PendingUploadFiles:
             return None
         known = ReplayWatermark(mark.roster, mark.run, mark.round, mark.nonce, mark.transcript)
         return PendingUpload(known, mark.transfer, sealed, residual, private)
+
+
+@message(84)
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Head of a stored upload in pieces, which follow: their transfer ids and sizes in bytes, the header's first."""
+
+    transfers: tuple[Fixed16, ...]
+    sizes: ArrayU32
+
+
+def stored(pieces: Sequence[SealedMessage]) -> bytes:
+    """Return the pieces of an upload, the header's first, as one."""
+    if len(pieces) == 1:
+        return pieces[0].payload
+    head = encode(Pieces(tuple(p.transfer_id for p in pieces), tuple(len(p.payload) for p in pieces)))
+    return b"".join((head, *(p.payload for p in pieces)))
+
+
+def pieces_of(sealed: bytes) -> list[SealedMessage]:
+    """Return the pieces of a stored upload, the header's first.
+
+    Raises:
+        WireError: the list of the pieces does not fit them, or one is torn.
+    """
+    if not sealed.startswith(MAGIC):
+        return [_piece(sealed)]
+    head, rest = decode_prefix(sealed, Pieces)
+    if len(head.transfers) != len(head.sizes) or sum(head.sizes) != len(rest) or not head.sizes:
+        raise WireError("the list of an upload's pieces does not fit them")
+    ends = list(accumulate(head.sizes))
+    found = [_piece(bytes(rest[end - size : end])) for size, end in zip(head.sizes, ends, strict=True)]
+    if tuple(piece.transfer_id for piece in found) != head.transfers:
+        raise WireError("a piece of an upload is torn")
+    return found
+
+
+def _piece(payload: bytes) -> SealedMessage:
+    found = Fingerprint.of(payload)
+    return SealedMessage(payload, found.transfer_id, found.signed)
+
+
+def transfer_of(sealed: bytes) -> bytes:
+    """Return the transfer id of a stored upload; empty bytes if a piece of it is torn."""
+    try:
+        return pieces_of(sealed)[0].transfer_id
+    except WireError:
+        return b""

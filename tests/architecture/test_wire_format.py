@@ -21,7 +21,6 @@ from crypto.seal import envelope
 from crypto.seal.identity import Identity
 from docs import channel_tables
 from edge_client import membership as edge_membership
-from edge_client import upload_pieces
 from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
 from edge_client.storage import pending_upload, residual, scales, state
@@ -86,7 +85,6 @@ def test_page_lists_every_message_in_order():
         sums,
         keeper_memory,
         looks,
-        upload_pieces,
         pending_upload,
         state,
         finished,

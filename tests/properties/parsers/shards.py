@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from aggregator.keeper.memory import KeeperMemory, LooksUsed, Opened
 from aggregator.looks import LookAsked, LooksAsked
-from edge_client.upload_pieces import Pieces
+from edge_client.storage.pending_upload import Pieces
 from shoal.protocol import cells, jobs, shards, sums
 from shoal.protocol.codec import encode
 from shoal.protocol.messages import Phase

@@ -23,7 +23,7 @@ from edge_client.learning import update
 from edge_client.membership import DeviceMembership
 from edge_client.models import checkpoints
 from edge_client.protocol import presence
-from edge_client.protocol.presence import ControlMessages
+from edge_client.uplink import ControlMessages
 from shoal.errors import ShoalError
 from shoal.hints import field_hints
 from shoal.limits import MAX_NOTE_BYTES

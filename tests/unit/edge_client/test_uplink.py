@@ -6,7 +6,7 @@ import pytest
 
 from crypto.seal.envelope import SealedMessage
 from crypto.seal.replay import ReplayWatermark
-from edge_client.protocol.presence import Uplink
+from edge_client.uplink import Uplink
 from shoal.protocol.chunking import Fingerprint, parse
 
 MARK = ReplayWatermark(roster=1, run=1, round=3, nonce=bytes(16))

@@ -3,7 +3,7 @@
 import pytest
 
 from crypto.seal.envelope import SealedMessage, SealError, open_from_member, read_head
-from edge_client.protocol.presence import ControlMessages
+from edge_client.uplink import ControlMessages
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Decline, DeclineReason, Reminder, Sealed

@@ -3,7 +3,7 @@
 import pytest
 
 from crypto.seal.envelope import SealedMessage
-from edge_client.upload_pieces import pieces_of, stored, transfer_of
+from edge_client.storage.pending_upload import pieces_of, stored, transfer_of
 from shoal.errors import WireError
 from shoal.protocol.chunking import Fingerprint, transfer_id
 
