@@ -5,6 +5,7 @@ Example: after ``write_checked(path, encode(scale))``, ``read_checked(path, Scal
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from shoal.protocol.codec import decode_prefix
 from shoal.util.files import PRIVATE_DIR_MODE, read_if_there, sync_directory, write_atomic, write_failed
 
 T = TypeVar("T")
+LOG = logging.getLogger("shoal.edge")
 
 
 def write_checked(path: Path, *pieces: bytes, sync_name: bool = True) -> None:
@@ -78,3 +80,13 @@ def make_folder(folder: Path) -> None:
             sync_directory(folder.parent)
     except OSError as error:
         raise write_failed(folder, error) from error
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, or log why it can't be removed; return whether it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+        return False
+    return True

@@ -238,7 +238,9 @@ class Results:
 
     def lacks_final_model(self, mark: ReplayWatermark, plan: RunPlan) -> bool:
         """Whether the watermark is in the final round of ``plan``, but the final model is not on disk."""
-        return (mark.run, mark.round) == (plan.run, plan.recipe.rounds + 1) and not self._finished.holds(plan.run_id)
+        return (mark.run, mark.round) == (plan.run, plan.recipe.rounds + 1) and self._finished.of_run(
+            plan.run_id
+        ) is None
 
     def keep_up(self, now_s: float) -> None:
         """Save the newest model if the last save is longer ago than SAVE_MODEL_EVERY_S."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from crypto.seal.identity import SIGNATURE_BYTES
 from edge_client.config import EdgeConfig, ditto_weight
@@ -23,7 +23,6 @@ from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend
 from edge_client.learning.trainer.model import make_model
-from edge_client.learning.training import Cancelled
 from edge_client.metered import parse_hours
 from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.protocol import inbound
@@ -70,7 +69,7 @@ from shoal.util.log_throttle import Refusals
 if TYPE_CHECKING:
     from edge_client.learning.finish import Chosen
     from edge_client.learning.update import Finished
-    from edge_client.learning.worker import Result, Worker
+    from edge_client.learning.worker import Job, Result, Worker
     from edge_client.membership import DeviceMembership
     from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
@@ -270,7 +269,7 @@ class DeviceRuntime:
             self._uplink.keep(self.session.round.mark, result.pieces, result.residual, self._jobs.private)
             transfer = result.pieces[0].transfer_id
             done = rounds.WorkDone(announcement.run, announcement.round, announcement.nonce, transfer)
-            self._go_on(self.session.job_finished(done, self._facts()))
+            self._go_on(self.session.happened(done, self._facts()))
             if self._models is not None:
                 self._models.trained(result.norm)
             self._derive_ahead(announcement)
@@ -810,16 +809,10 @@ class DeviceRuntime:
         self._results.skip(announcement, error)
         model = error.model if isinstance(error, NoSumError) else 0
         skipped = io.RoundSkipped(announcement, decline_reason(error), model)
-        self._go_on(self.session.job_finished(skipped, self._facts()))
+        self._go_on(self.session.happened(skipped, self._facts()))
 
     def _derive_ahead(self, announcement: Announcement) -> None:
         """Derive the mask of the next round while the device waits for the others."""
         derive = None if self._models is None else self._models.next_mask(announcement)
-        if derive is None:
-            return
-
-        def job(_cancelled: Callable[[], bool]) -> Finished:
-            derive()
-            raise Cancelled("there is no result to hand back")
-
-        self._worker.submit(job, lambda _result: None)
+        if derive is not None:
+            self._worker.submit(cast("Job", lambda _cancelled: derive()), lambda _result: None)

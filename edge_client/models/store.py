@@ -40,7 +40,7 @@ import numpy as np
 
 from crypto.mask.schedule import RoundKeys, RunChain
 from crypto.mask.secret import MaskSecret
-from edge_client.checked_files import decoded, read_checked, write_checked
+from edge_client.checked_files import decoded, read_checked, remove, write_checked
 from edge_client.models.states import ModelState, ModelStates
 from shoal.errors import IntegrityError
 from shoal.membership.statements import read_claims
@@ -499,7 +499,7 @@ class StateStore:
     def _remove_left_over(self) -> None:
         """Delete files of states that are no longer held; retry next time for a file that can't be deleted."""
         over = self._left_over - {held.digest for held in self._held} - self._certified
-        self._left_over = {digest for digest in over if not _remove(self._path(digest))}
+        self._left_over = {digest for digest in over if not remove(self._path(digest))}
 
     def _clear_folder(self) -> None:
         """Remove state files that the index does not name, and temporary files of an earlier program."""
@@ -507,17 +507,7 @@ class StateStore:
         named = {self._path(digest) for digest in self._certified.union(held.digest for held in self._held)}
         for path in self._folder.glob(STATE_FILES):
             if path not in named:
-                _remove(path)
-
-
-def _remove(path: Path) -> bool:
-    """Remove a file; return whether it is gone."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
-        return False
-    return True
+                remove(path)
 
 
 def _read_index(folder: Path) -> tuple[StateIndex, StateCertificate] | None:

@@ -56,7 +56,8 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
         UntrustedError: the device has never subscribed to the topic.
     """
     devices = members + sizes.FLEET_GROWTH_DEVICES
-    announcement = sizes.announcement_bytes(devices, _most_models(session))
+    models = limits.MAX_MODELS if session.plan is None else max(session.plan.max_models, session.sizes.models)
+    announcement = sizes.announcement_bytes(devices, models)
     match topic.kind:
         case TopicKind.CTL if topic.device == session.name:
             # The aggregator sends a roster here only to a device that was revoked while it was offline.
@@ -115,7 +116,3 @@ def _model(label: str, session: DeviceSession) -> Mapping[ChunkKind, int]:
         return UNSUBSCRIBED
     checkpoint = channels.CHECKPOINT.limit(sizes.checkpoint_bytes(plan, session.sizes.task))
     return {**channels.MEAN.limit(sizes.mean_bytes(plan)), **checkpoint}
-
-
-def _most_models(session: DeviceSession) -> int:
-    return limits.MAX_MODELS if session.plan is None else max(session.plan.max_models, session.sizes.models)

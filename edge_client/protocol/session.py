@@ -321,10 +321,6 @@ class DeviceSession:
         again = (io.Resubscribe(TopicKind.ROUND),) if self.others and not roster.revoked else ()
         return session, (*over, *again, *((rounds.CancelWork(),) if roster.revoked else ()))
 
-    def job_finished(self, result: rounds.WorkDone | io.RoundSkipped, facts: Facts) -> Steps:
-        """Take the end of a job: its upload is stored, or the round is skipped."""
-        return self.happened(result, facts)
-
     def tick(self, facts: Facts) -> Steps:
         """Do the work that is due: reminders, presence, requests for lost messages."""
         if self.stop_at_s is not None:

@@ -152,10 +152,7 @@ class Finisher:
         self._due = None
         if self._worker is None:
             return
-        try:
-            model = next((m for m in self._store.models() if m.run_id == run.plan.run_id), None)
-        except IntegrityError:
-            return  # the end of the next run replaces the damaged list
+        model = self._store.of_run(run.plan.run_id)
         if model is None:
             return
         try:

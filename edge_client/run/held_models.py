@@ -505,7 +505,8 @@ class HeldModels:
         if wrong:
             self.store(announcement)
             raise MissingStateError(f"states {_names(wrong)} differ from those of the other devices")
-        return {model: self._theta(held, model) for model in assignment.models}
+        here = {id_: state.theta for id_, state in self.states.held.items()}
+        return {model: assembled(self._run.plan, held, model, here) for model in assignment.models}
 
     def statistics(self, announcement: Announcement, model: int) -> ModelState | None:
         """Return the mean of statistics by which samples are standardised for a model; call it after `thetas`.
@@ -572,9 +573,6 @@ class HeldModels:
             task=self._run.bundle.to_bytes() if assignment.seal else b"",
         )
 
-    def _theta(self, held: RoundModels, model: int) -> Float32Vector:
-        return assembled(self._run.plan, held, model, {id_: state.theta for id_, state in self.states.held.items()})
-
     def _span_of(self, model: int) -> slice:
         return self._run.plan.span(segment_of(self._held, model))
 
@@ -583,7 +581,7 @@ class HeldModels:
         # A longer one is refused, so it is in no mean.
         self._store.longest = max(self._store.longest, min(norm, self._run.plan.recipe.norm_limit))
 
-    def next_mask(self, announcement: Announcement) -> Callable[[], None] | None:
+    def next_mask(self, announcement: Announcement) -> Callable[[], object] | None:
         """Return a function that derives the next round's mask ahead of time; None if the device may not need it, or it is long.
 
         Any thread may call the function. If a newer key version takes effect in the next round, its mask is another one.
@@ -592,11 +590,7 @@ class HeldModels:
         if plan.recipe.participation < 1 or announcement.round >= plan.recipe.rounds or plan.length > MOST_AHEAD:
             return None
         keys = self._store.peek(announcement.round + 1)
-
-        def derive_it() -> None:
-            self._mask(keys)
-
-        return derive_it
+        return lambda: self._mask(keys)
 
     def _mask_of(self, keys: RoundKeys, model: int, segment: str = "") -> MaskKey:
         """Return the mask of a model's vectors in a round; that of the statistics has a dense matrix before it."""

@@ -366,11 +366,9 @@ class JobFactory:
             self._keep_scale(context.scales[done.model])
         found = {announcement.run_id: _validation(context, theta, context.samples_for(done.model).validation)}
         store = FinishedModels(self._membership.directory)
-        try:
-            earlier = [m for m in store.models() if m.task == context.plan.task_digest and m.run_id not in found]
-        except IntegrityError:
-            earlier = []  # `FinishedModels.add` replaces the damaged list, and warns
-        for model in earlier:
+        for model in store.readable():
+            if model.task != context.plan.task_digest or model.run_id in found:
+                continue
             try:
                 scale = scale_for(context.run.bundle.manifest, self._scales, model.run_id)
                 share = rescaled(context.shares.validation, self._scale, scale)

@@ -42,20 +42,6 @@ WEIGHTS_TOLERANCE: Final = 1e-9
 """Largest distance from 1 of the sum of a recipe's weights: rounding of float64 sums over the models of a run."""
 
 
-def check_plan(plan: RunPlan, *, fleet: str, modes: tuple[str, ...]) -> None:
-    """Check that this device can follow the plan.
-
-    Raises:
-        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
-    """
-    if plan.fleet != fleet:
-        raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
-    if plan.recipe.mode not in modes:
-        raise UntrustedError(
-            f"a run plan with mask mode {plan.recipe.mode!r}", hint=f"this device has {', '.join(modes)}: update it"
-        )
-
-
 def check_turn(plan: RunPlan, *, rested_s: float, now_s: int) -> None:
     """Check that a run of a standing order may begin now; any other run may.
 
@@ -271,9 +257,14 @@ def check_followable(plan: RunPlan, membership: DeviceMembership) -> None:
     """Check that this device can follow a plan.
 
     Raises:
-        UntrustedError: as `check_plan`.
+        UntrustedError: the plan is of another fleet, or has a mask mode that this version does not know.
     """
-    check_plan(plan, fleet=membership.fleet, modes=tuple(MODES))
+    if plan.fleet != membership.fleet:
+        raise UntrustedError(f"a run plan of fleet {plan.fleet!r}")
+    if plan.recipe.mode not in MODES:
+        raise UntrustedError(
+            f"a run plan with mask mode {plan.recipe.mode!r}", hint=f"this device has {', '.join(MODES)}: update it"
+        )
 
 
 def open_plan(package: bytes | memoryview, membership: DeviceMembership) -> RunPlan:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_client.checked_files import make_folder, read_checked, verified, write_checked
+from edge_client.checked_files import make_folder, read_checked, remove, verified, write_checked
 from edge_client.storage.state import OwnModel, model_bytes, parse_model
 from shoal.digests import sha256
 from shoal.errors import ConfigError, IntegrityError, StorageError, UsageError
@@ -291,12 +291,9 @@ class FinishedModels:
             )
         return finished.models
 
-    def holds(self, run_id: bytes) -> bool:
-        """Whether the final model of a run is in the list; a damaged list holds none."""
-        try:
-            return any(m.run_id == run_id for m in self.models())
-        except IntegrityError:
-            return False
+    def of_run(self, run_id: bytes) -> FinishedModel | None:
+        """Return the final model of a run; None if it is not in the list, or the list is damaged."""
+        return next((m for m in self.readable() if m.run_id == run_id), None)
 
     def standing(self) -> Standing:
         """Return the models, and the one that answers.
@@ -401,7 +398,7 @@ class FinishedModels:
         )
         earlier = [
             replace(m, validation=figures.get(m.run_id, m.validation))
-            for m in self._models_or_none()
+            for m in self.readable()
             if m.run_id != own.run_id
         ]
         models = (*earlier, new)[-FINISHED_MODELS_KEPT:]
@@ -554,11 +551,12 @@ class FinishedModels:
             self._read(MODEL_FILES, node.file)
         self._read(TASK_FILES, chosen.task)
 
-    def _models_or_none(self) -> tuple[FinishedModel, ...]:
+    def readable(self) -> tuple[FinishedModel, ...]:
+        """Return the finished models, oldest first; none of a damaged list, which the end of the next run replaces."""
         try:
             return self.models()
         except IntegrityError as error:
-            LOG.warning("a damaged list of finished models is replaced", extra={"kv": {"reason": error}})
+            LOG.warning("the list of finished models is damaged, until a run ends", extra={"kv": {"reason": error}})
             return ()
 
     def _write_model(self, model: OwnModel) -> FinishedNode:
@@ -590,11 +588,4 @@ class FinishedModels:
         for pattern in (MODEL_FILES, TASK_FILES, START_FILES, PERSONAL_FILES):
             for path in self._folder.glob(pattern):
                 if path not in wanted:
-                    _remove(path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        LOG.warning("a file can't be removed", extra={"kv": {"file": path, "reason": error.strerror}})
+                    remove(path)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from crypto.seal.identity import Identity
 from shoal.errors import ConfigError, ShoalError
 from shoal.membership.enrol_requests import make_request
-from shoal.owner.enrolment.requests import open_request
+from shoal.owner.enrolment.admission import open_request
 from shoal.protocol.enrolment import LINE_PREFIX, Token
 from tests.helpers.receiving import RECEIVING
 

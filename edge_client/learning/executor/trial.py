@@ -13,6 +13,8 @@ import subprocess
 import sys
 from typing import Final
 
+from shoal.task.onnx_graph import encode_bytes
+
 SIZE: Final = 8
 TRIAL_TIMEOUT_S: Final = 60.0
 """Loading takes up to ten seconds on a small device."""
@@ -51,30 +53,23 @@ def failure() -> str:
 def product_model() -> bytes:
     """Return an ONNX model that multiplies ``a`` and ``b``, both (SIZE, SIZE), float32, to ``c``."""
     node = _text(1, "a") + _text(1, "b") + _text(2, "c") + _text(4, "MatMul")
-    graph = _bytes(1, node) + _text(2, "product")
-    graph += _bytes(11, _matrix("a")) + _bytes(11, _matrix("b")) + _bytes(12, _matrix("c"))
-    return _number(1, _IR_VERSION) + _bytes(7, graph) + _bytes(8, _number(2, _OPSET))
+    graph = encode_bytes(1, node) + _text(2, "product")
+    graph += encode_bytes(11, _matrix("a")) + encode_bytes(11, _matrix("b")) + encode_bytes(12, _matrix("c"))
+    return _number(1, _IR_VERSION) + encode_bytes(7, graph) + encode_bytes(8, _number(2, _OPSET))
 
 
 def _matrix(name: str) -> bytes:
-    dimension = _bytes(1, _number(1, SIZE))
-    kind = _number(1, _FLOAT) + _bytes(2, dimension * 2)
-    return _text(1, name) + _bytes(2, _bytes(1, kind))
+    dimension = encode_bytes(1, _number(1, SIZE))
+    kind = _number(1, _FLOAT) + encode_bytes(2, dimension * 2)
+    return _text(1, name) + encode_bytes(2, encode_bytes(1, kind))
 
 
 def _number(field: int, value: int) -> bytes:
     return bytes((field << 3, value))
 
 
-def _bytes(field: int, value: bytes) -> bytes:
-    size, head = len(value), bytes((field << 3 | 2,))
-    while size > 0x7F:
-        head, size = head + bytes((size & 0x7F | 0x80,)), size >> 7
-    return head + bytes((size,)) + value
-
-
 def _text(field: int, value: str) -> bytes:
-    return _bytes(field, value.encode())
+    return encode_bytes(field, value.encode())
 
 
 def _signal_name(number: int) -> str:

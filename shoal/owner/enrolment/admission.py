@@ -16,18 +16,30 @@ from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, Untrus
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
 from shoal.membership.roster import FORK_HINT, digest_of
 from shoal.membership.roster_changes import owner_purpose, read_owner_purpose
-from shoal.owner.enrolment.requests import Asked, make_refusal, open_request, peek_request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import OTHER_NAME_HINT, FleetDirectory
 from shoal.protocol import channels
 from shoal.protocol.channels import Channel
 from shoal.protocol.chunking import split
+from shoal.protocol.codec import decode
 from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
+from shoal.protocol.enrolment import EnrolRequest
 from shoal.protocol.messages import Sealed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
+import hmac
+from typing import Final
+from crypto.seal.envelope import open_from_group, read_head
+from crypto.seal.identity import Identity, fingerprint, sign_document
+from shoal.errors import ShoalError, UntrustedError
+from shoal.membership.enrol_requests import prove, token_group, token_id
+from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card
+from shoal.protocol.channels import ENROLMENT
+from shoal.protocol.codec import decode
+from shoal.protocol.documents import Card, Member
+from shoal.protocol.enrolment import MAX_REASON_BYTES, EnrolRefusal, EnrolRequest, EnrolStatement, Token
 
 REJECTED: Final = "rejected"
 """Stands in a token's file, where the fingerprint of the device that used it would."""
@@ -91,8 +103,8 @@ def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes |
         WireError: the request is malformed.
     """
     file = tokens.find(token)
-    asked: Asked = open_request(data, file.token)
-    member = asked.card.member
+    card, asked = open_request(data, file.token)
+    member = card.member
     print_ = fingerprint(member)
     if file.used_by == REJECTED:
         raise RequestError(member, REJECTED_REASON)
@@ -108,7 +120,7 @@ def examine(fleet: FleetDirectory, tokens: TokenStore, token: str, data: bytes |
         fingerprint=print_,
         token=token,
         asked_at_s=asked.asked_at_s,
-        card=asked.card_bytes,
+        card=asked.card,
         answered=answered,
     )
 
@@ -192,7 +204,7 @@ class Registrar:
             transfer = self._chunks.add(token, event.payload, float(now_s), channels.ENROLMENT.limit())
             if transfer is None:
                 raise UntrustedError("a request in pieces")
-            name = peek_request(transfer.payload).member.name
+            name = decode(transfer.payload, EnrolRequest).member.name  # not checked yet
             self._tokens.find(token)  # before taking the lock, which requests without a token could otherwise hog
             with self._fleet.changing():
                 request = examine(self._fleet, self._tokens, token, transfer.payload, now_s)
@@ -505,3 +517,49 @@ class Registrar:
         base = self._topics.at(channel.topic, name)
         self._retained.adopt(base)  # an earlier command may have published fewer chunks there
         self._retained.publish(base, payload, kind=channel.kind)
+
+
+
+
+PROOF_BYTES: Final = 32
+
+
+def open_request(data: bytes | memoryview, token: Token) -> tuple[Card, EnrolStatement]:
+    """Open a request, check that it was made with ``token`` by the holder of the keys that it names, and return its card.
+
+    With it comes the statement, which has the card as the device signed it. The caller checks expiry and single use.
+
+    Raises:
+        UntrustedError: another token, another fleet, other fingerprints, swapped keys or altered bytes.
+        WireError: the bytes are no request.
+    """
+    request = decode(data, EnrolRequest)
+    head, at = read_head(request.sealed)
+    if head != ENROLMENT.head(token.fleet, request.member.name, OWNER_NAME):
+        raise UntrustedError(f"a request of {head.sender!r} to {head.recipient!r} of fleet {head.fleet!r}")
+    try:
+        plain = bytes(open_from_group(token_group(token), request.sealed, head, at, request.member.sign_key))
+    except ShoalError as error:
+        raise UntrustedError("the request does not prove the token that it names") from error
+    proof, raw = plain[:PROOF_BYTES], plain[PROOF_BYTES:]
+    # In constant time, or the duration would tell a forger how many of the first bytes are right.
+    if not hmac.compare_digest(proof, prove(token, raw)):
+        raise UntrustedError("the request does not prove the token that it names")
+    statement = decode(raw, EnrolStatement)
+    expected = (token.fleet, token.owner, token.aggregator, token_id(token.secret), token.expires_at_s)
+    found = (statement.fleet, statement.owner, statement.aggregator, statement.token, statement.expires_at_s)
+    if found != expected:
+        raise UntrustedError("the request is for another fleet, owner, aggregator or token than the enrolment line")
+    card = open_card(statement.card)
+    if card.member != request.member or card.role != DEVICE_ROLE:
+        raise UntrustedError("the request's card does not belong to the keys that sign the request")
+    return card, statement
+
+
+def make_refusal(owner: Identity, fleet: str, token: str, member: Member, error: ShoalError) -> bytes:
+    """Return the owner's signed refusal of the request that ``member`` made under the token with the id ``token``."""
+    reason, hint = (text.encode()[:MAX_REASON_BYTES].decode(errors="ignore") for text in (str(error), error.hint))
+    refusal = EnrolRefusal(
+        owner=owner.member, fleet=fleet, token=token, device=fingerprint(member), reason=reason, hint=hint
+    )
+    return sign_document(owner, refusal)

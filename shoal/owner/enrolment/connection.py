@@ -90,14 +90,13 @@ class OwnerConnection(OwnerLink):
         looked_s = time.monotonic() + LOOK_S
         self.listen(most_s, lambda: bool(self.registrar.newest_roster) or time.monotonic() > looked_s)
 
-    def approve(self, fingerprints: Iterable[str]) -> list[Member]:
+    def approve(self, wanted: Sequence[str]) -> list[Member]:
         """Enrol the pending devices with these fingerprints, and return once the broker has grants, roster and keys.
 
         Raises:
             UntrustedError, ConfigError: as `Registrar.approve_all`.
             BrokerUnreachableError: as `flush` and `update_users`.
         """
-        wanted = [text.strip().lower() for text in fingerprints]
         # Before the grants, with which the devices connect as their own users.
         pending = self.registrar.pending
         update_users(self._fleet, admitted=[pending[each].name for each in wanted if each in pending])

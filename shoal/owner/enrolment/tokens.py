@@ -12,7 +12,6 @@ from typing import Final
 from crypto.seal.identity import fingerprint
 from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
 from shoal.membership.enrol_requests import token_id
-from shoal.owner.enrolment.requests import TOKEN_SECRET_BYTES
 from shoal.owner.keys.broker_users import ENROL_USER
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.codec import U64, decode, encode, message
@@ -20,6 +19,7 @@ from shoal.protocol.enrolment import Token
 from shoal.util.files import named, read_private, write_private
 
 TOKENS: Final = "tokens"
+TOKEN_SECRET_BYTES: Final = 16
 FORGOTTEN_AFTER_S: Final = 7 * 24 * 3600
 """Expired tokens are removed after this time; a request with an unknown token is refused all the same."""
 

@@ -31,7 +31,7 @@ from shoal.errors import UntrustedError
 from shoal.membership.backup import Backup, BackupFile, LastBackup
 from shoal.membership.enrol_requests import make_request
 from shoal.membership.roster_changes import roster_change
-from shoal.owner.enrolment.requests import make_refusal
+from shoal.owner.enrolment.admission import make_refusal
 from shoal.owner.enrolment.tokens import TokenFile, TokenStore
 from shoal.owner.keys.receiving import ReceivingFile
 from shoal.owner.keys.vault import Change, FleetSecrets, StoredVersions, VersionSecrets

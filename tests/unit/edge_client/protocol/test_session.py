@@ -59,7 +59,7 @@ def working(**changes):
 def sending(**changes):
     """Return the driver of a device that has just sent its upload of round 1."""
     driver = working(**changes)
-    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
+    driver.go(driver.session.happened(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
     assert driver.take() == [rounds.Send(TRANSFER)]
     return driver
 
@@ -203,7 +203,7 @@ def test_only_followed_models_are_opened():
 def test_skipped_round_is_declined():
     """A round that is skipped is declined and ends."""
     driver = working()
-    driver.go(driver.session.job_finished(io.RoundSkipped(ANNOUNCED, DeclineReason.TASK), driver.facts))
+    driver.go(driver.session.happened(io.RoundSkipped(ANNOUNCED, DeclineReason.TASK), driver.facts))
     assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.TASK)]
     assert not driver.session.works_on(ANNOUNCED)
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.SendDecline(ANNOUNCED, DeclineReason.TASK),)
@@ -223,7 +223,7 @@ def test_control_for_another_is_refused(message):
 def test_reminder_is_due_within_the_pause(jitter, share):
     """A reminder is due between half and all of the pause."""
     driver = working().at(100.0, jitter=jitter)
-    driver.go(driver.session.job_finished(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
+    driver.go(driver.session.happened(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
     pause_s = (driver.session.remind_at_s - 100.0) / share
     assert pause_s == pytest.approx(2 * limits.REMIND_BASE_S)
     assert driver.tick(driver.session.remind_at_s - 0.001) == ()

@@ -265,7 +265,7 @@ def test_list_of_another_version_is_refused(store):
     with pytest.raises(IntegrityError, match="has version 2, not 1") as caught:
         store.models()
     assert "remove" in caught.value.hint
-    assert not store.holds(own_model(1).run_id)
+    assert store.of_run(own_model(1).run_id) is None
 
 
 def test_removed_model_is_looked_up_again(store, monkeypatch):
