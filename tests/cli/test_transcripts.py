@@ -181,7 +181,7 @@ FOUNDING = (
     ok("shoal-fleet invite", "owner", says="shoal1-", file="line-9"),
     as_json("shoal-edge enrol", "dev-4-again line-9 --name dev-4", beside=True),
     as_json("shoal-fleet replace", "owner dev-4", beside=True),
-    ok("shoal-fleet rename", "owner dev-3 pump", says="pump"),
+    ok("shoal-fleet rename", "owner dev-3 pump", says="dev-3 is shown as pump"),
     as_json("shoal-fleet rename", "owner dev-3 dev-3"),
     mistake("shoal-fleet rename", "owner dev-9 pump", 2, says="dev-9"),
     ok("shoal-fleet label", "owner dev-3 --label site=berlin", says="site=berlin"),

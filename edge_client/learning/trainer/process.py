@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.2
 """How often the device looks whether it still needs an answer."""
+END_S: Final = 2.0
+"""How long a process that has closed its connection may take to end; a busy machine needs more than a moment."""
 PASSED_ON: Final = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Names in the environment that own code has. Others may hold a secret, such as a broker's password."""
 PASSED_ON_BEGINNINGS: Final = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "TORCH_", "HF_", "TRAINER_")
@@ -166,7 +168,7 @@ def _kill(process: subprocess.Popen[bytes], link: socket.socket) -> None:
 def _ended(process: subprocess.Popen[bytes]) -> str:
     """Return how a process that has closed its socket has ended."""
     try:
-        return how_it_ended(process.wait(POLL_S))
+        return how_it_ended(process.wait(END_S))
     except subprocess.TimeoutExpired:
         return "closed its connection"
 

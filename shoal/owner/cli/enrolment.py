@@ -263,7 +263,9 @@ def rename(
     """
     fleet = open_fleet(directory)
     device = fleet.named(device)
-    _label(fleet, [device], {SHOWN: "" if name == device else name}, json=json)
+    own = name == device
+    said = f"{device} is shown under its own name" if own else f"{device} is shown as {name}"
+    _label(fleet, [device], {SHOWN: "" if own else name}, said, json=json)
 
 
 def label(
@@ -285,13 +287,13 @@ def label(
     _label(fleet, [fleet.named(each) for each in devices_], changes, json=json)
 
 
-def _label(fleet: FleetDirectory, names: list[str], changes: dict[str, str], *, json: bool) -> None:
+def _label(fleet: FleetDirectory, names: list[str], changes: dict[str, str], said: str = "", *, json: bool) -> None:
     fleet.label(names, changes)
     found = {name: fleet.roster.labels_of(name) for name in names}
     offline = settings_of(fleet.path).offline
     say_result(
         {"roster": fleet.roster.sequence, "labels": found, "published": not offline},
-        *(f"{name} {text}".rstrip() for name, text in found.items()),
+        *([said] if said else (f"{name} {text}".rstrip() for name, text in found.items())),
         as_json=json,
     )
     _publish_signed(fleet)
@@ -477,6 +479,7 @@ def _listing(fleet: FleetDirectory, registrar: Registrar) -> dict[str, Any]:
                 "fingerprint": r.fingerprint,
                 "token": r.token,
                 "age_s": max(0, now_s - r.asked_at_s),
+                "hint": _replacing(fleet, r.name),
             }
             for r in sorted(registrar.pending.values(), key=lambda r: r.name)
         ],
@@ -508,8 +511,17 @@ def _asked(request: dict[str, Any]) -> tuple[str, str]:
     return request["token"], request["fingerprint"]
 
 
+def _replacing(fleet: FleetDirectory, name: str) -> str:
+    """Return how a device that asks under the name of one of the fleet comes in; empty for a new name."""
+    known = any(device.name == name for device in fleet.roster.devices)
+    return (
+        f"the fleet has a {name}: shoal-fleet replace {fleet.path} {name} puts this one in its place" if known else ""
+    )
+
+
 def _pending(request: dict[str, Any]) -> str:
-    return f"pending {request['name']} {request['fingerprint']} line {request['token']} asked {request['age_s']} s ago"
+    asked = f"pending {request['name']} {request['fingerprint']} line {request['token']} asked {request['age_s']} s ago"
+    return f"{asked}; {request['hint']}" if request["hint"] else asked
 
 
 def _lines(data: dict[str, Any]) -> list[str]:

@@ -5,41 +5,32 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from crypto.seal.envelope import is_from, read_head, seal_message_to_member
-from crypto.seal.identity import fingerprint, peek_document
+from crypto.seal.envelope import is_from, open_from_group, read_head, seal_message_to_member
+from crypto.seal.identity import Identity, fingerprint, peek_document, sign_document
 from shoal import limits
 from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
+from shoal.membership.enrol_requests import prove, token_group, token_id
 from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card, open_notice
 from shoal.membership.roster import FORK_HINT, digest_of
 from shoal.membership.roster_changes import owner_purpose, read_owner_purpose
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import OTHER_NAME_HINT, FleetDirectory
 from shoal.protocol import channels
-from shoal.protocol.channels import Channel
+from shoal.protocol.channels import ENROLMENT, Channel
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
-from shoal.protocol.enrolment import EnrolRequest
+from shoal.protocol.enrolment import MAX_REASON_BYTES, EnrolRefusal, EnrolRequest, EnrolStatement, Token
 from shoal.protocol.messages import Sealed
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message, Transport, TransportEvent
 from shoal.transport.retained import RetainedPublisher
-import hmac
-from typing import Final
-from crypto.seal.envelope import open_from_group, read_head
-from crypto.seal.identity import Identity, fingerprint, sign_document
-from shoal.errors import ShoalError, UntrustedError
-from shoal.membership.enrol_requests import prove, token_group, token_id
-from shoal.membership.grants import DEVICE_ROLE, OWNER_NAME, open_card
-from shoal.protocol.channels import ENROLMENT
-from shoal.protocol.codec import decode
-from shoal.protocol.documents import Card, Member
-from shoal.protocol.enrolment import MAX_REASON_BYTES, EnrolRefusal, EnrolRequest, EnrolStatement, Token
 
 REJECTED: Final = "rejected"
 """Stands in a token's file, where the fingerprint of the device that used it would."""
@@ -517,8 +508,6 @@ class Registrar:
         base = self._topics.at(channel.topic, name)
         self._retained.adopt(base)  # an earlier command may have published fewer chunks there
         self._retained.publish(base, payload, kind=channel.kind)
-
-
 
 
 PROOF_BYTES: Final = 32

@@ -33,8 +33,7 @@ from shoal.membership.roster import apply_change, open_roster
 from shoal.membership.roster_changes import owner_purpose, roster_change
 from shoal.membership.statements import check_certificate
 from shoal.owner.console.asking import Question
-from shoal.owner.enrolment.admission import Registrar
-from shoal.owner.enrolment.admission import make_refusal, open_request
+from shoal.owner.enrolment.admission import Registrar, make_refusal, open_request
 from shoal.owner.models.reader import open_presence
 from shoal.protocol.channels import ENROLMENT, PRESENCE
 from shoal.protocol.chunking import ChunkKind, Fingerprint, split

@@ -116,6 +116,14 @@ def test_listing_has_all_kinds_of_devices(fleet, monkeypatch):
     ]
 
 
+def test_second_device_of_a_name_is_told(fleet):
+    """`approve` refuses it: its way in is `replace`."""
+    found = enrolment._listing(fleet, registrar(request("dev-1", asked_at_s=5_000)))
+    assert enrolment._lines(found)[0].endswith(
+        f"; the fleet has a dev-1: shoal-fleet replace {fleet.path} dev-1 puts this one in its place"
+    )
+
+
 def test_requests_are_told_apart():
     """A second device may ask with the same line, and a device with two lines."""
     asked = [enrolment._asked({"token": t, "fingerprint": f, "name": "n", "age_s": 1}) for t in "ab" for f in "xy"]
@@ -234,7 +242,7 @@ def test_names_and_labels_are_signed(fleet, capsys):
     enrolment.rename(fleet.path, "dev-1", "Gate 7")
     enrolment.label(fleet.path, ["gate 7"], ["site=berlin", "line=3"], json=True)
     out, err = capsys.readouterr()
-    assert out.splitlines()[0] == "dev-1 name=Gate 7"
+    assert out.splitlines()[0] == "dev-1 is shown as Gate 7"
     assert "shoal-fleet publish" in err
     assert json.loads(out.splitlines()[1])["data"]["labels"] == {"dev-1": "line=3,name=Gate 7,site=berlin"}
     enrolment.label(fleet.path, ["dev-1"], ["line="])
