@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
-    from shoal.protocol.channels import Channel
     from shoal.protocol.documents import Roster, RosterChange, RunPlan
 
 LOG = logging.getLogger("shoal.edge")
@@ -390,7 +389,7 @@ class DeviceRuntime:
         self.session = self.session.arrived(self._now_s)
         return transfer
 
-    def _content(self, channel: Channel, label: str, transfer: Transfer) -> Any:
+    def _content(self, channel: channels.Channel, label: str, transfer: Transfer) -> Any:
         """Return the content of a transfer as `DeviceSession.receive` takes it.
 
         Raises:

@@ -16,7 +16,6 @@ from edge_client.storage.pending_upload import PendingUploadFiles, pieces_of, st
 from shoal import limits
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
-from shoal.protocol.channels import PART, UPLOAD, Channel
 from shoal.protocol.chunking import cut
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import Member
@@ -26,7 +25,7 @@ from shoal.protocol.messages import (
     DeclineReason,
     Reminder,
 )
-from shoal.transport.base import publish_in_chunks
+from shoal.transport.base import Qos, Transport, publish_in_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
     from edge_client.storage.residual import Residual
-    from shoal.transport.base import Qos, Transport
     from shoal.transport.stored import StoredBytes
 
 
@@ -89,7 +87,12 @@ class ControlMessages:
             self._send(channels.PART_REMINDER, reminder, round_, worker, topic)
 
     def _send(
-        self, channel: Channel, note: Decline | Reminder, round_: int, to: Member | None = None, topic: str = ""
+        self,
+        channel: channels.Channel,
+        note: Decline | Reminder,
+        round_: int,
+        to: Member | None = None,
+        topic: str = "",
     ) -> None:
         member = self._membership
         to = to or aggregator_of(member.roster)
@@ -204,22 +207,22 @@ class Uplink:
     def send(self, mark: ReplayWatermark, asked: tuple[int, ...] | None, devices: int) -> None:
         """Send the upload for the first time in a fleet of ``devices``, or retransmit the chunks that were ``asked`` for."""
         header, *parts = self._sealed()
-        self._publish(self._topic, header, UPLOAD, mark, asked, devices)
+        self._publish(self._topic, header, channels.UPLOAD, mark, asked, devices)
         if asked is None:
             for worker, part in enumerate(parts):
-                self._publish(self._part_topic(worker), part, PART, mark, None, devices)
+                self._publish(self._part_topic(worker), part, channels.PART, mark, None, devices)
 
     def send_part(self, mark: ReplayWatermark, transfer: bytes, asked: tuple[int, ...]) -> None:
         """Retransmit the chunks of one part that its worker asked for; do nothing for another transfer."""
         for worker, part in enumerate(self._sealed()[1:]):
             if part.transfer_id == transfer:
-                self._publish(self._part_topic(worker), part, PART, mark, asked, 0)
+                self._publish(self._part_topic(worker), part, channels.PART, mark, asked, 0)
 
     def _publish(
         self,
         topic: str,
         piece: _Piece,
-        channel: Channel,
+        channel: channels.Channel,
         mark: ReplayWatermark,
         asked: tuple[int, ...] | None,
         devices: int,

@@ -34,10 +34,6 @@ from shoal.task.onnx_graph import add_metadata, add_softmax, bind_input, standar
 from shoal.util.files import write_atomic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edge_client.storage.scales import Scale
-    from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
 MakeBackend: TypeAlias = Callable[[TaskBundle, int], Backend]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_client.learning.data import Dataset
-    from shoal.types import Float32Vector
 
 
 def _never() -> bool:

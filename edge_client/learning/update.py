@@ -24,7 +24,6 @@ from edge_client.learning.data import Dataset, DataSplits, permutation
 from edge_client.learning.feedback import Encoded, encode_update, with_residual
 from edge_client.learning.model import Backend
 from edge_client.learning.norm_noise import noise_factor
-from edge_client.learning.scoring import nearest_direction, nearest_model
 from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext, Run
 from edge_client.models.sum_codes import update_codes
@@ -170,7 +169,7 @@ def carry_out(
             model_norm = round(float(np.linalg.norm(theta + delta)), NORM_DECIMALS)
         if assignment.compare:
             # With its noise: this is the update that the mean of the nearest model's devices includes.
-            find = nearest_direction if assignment.phase == Phase.PLACE else nearest_model
+            find = scoring.nearest_direction if assignment.phase == Phase.PLACE else scoring.nearest_model
             nearest = find(chosen, delta, assignment.compare, federated)
         if assignment.train:
             sent = with_residual(delta, context.residual, chosen, assignment.phase)

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from edge_client.protocol.session import DeviceSession
-    from shoal.protocol.channels import Channel
     from shoal.protocol.chunking import ChunkKind
 
 UNSUBSCRIBED: Final[Mapping[ChunkKind, int]] = {}
 """The limits of a topic that the device has unsubscribed from. The broker may still send messages that it had queued."""
 
-MESSAGES: Final[Mapping[Channel, type[RosterChange | Announcement | Control | Notice]]] = {
+MESSAGES: Final[Mapping[channels.Channel, type[RosterChange | Announcement | Control | Notice]]] = {
     channels.ROSTER_CHANGE: RosterChange,
     channels.ANNOUNCEMENT: Announcement,
     channels.ANNOUNCED_AGAIN: Announcement,
@@ -91,7 +90,7 @@ def allowed(topic: ParsedTopic, session: DeviceSession, members: int) -> Mapping
     )
 
 
-def content(channel: Channel, label: str, transfer: bytes, plain: memoryview) -> Any:
+def content(channel: channels.Channel, label: str, transfer: bytes, plain: memoryview) -> Any:
     """Return the content of an opened transfer as `DeviceSession.receive` takes it.
 
     Raises:

@@ -32,7 +32,6 @@ from edge_client.protocol.declining import Declines
 from edge_client.protocol.presence import Attendance
 from edge_client.protocol.resync import Missing, Resync
 from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterSync
-from edge_client.protocol.round_state import RoundState, Stage
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
@@ -40,8 +39,6 @@ from shoal.protocol.messages import ORDER_WORDS, Action, Announcement, Control, 
 from shoal.protocol.topics import TopicKind
 
 if TYPE_CHECKING:
-    from edge_client.protocol.session_io import Facts
-    from shoal.protocol.channels import Channel
     from shoal.protocol.documents import RunPlan
 
 ANNOUNCED_WITHIN_S: Final = 10.0
@@ -99,7 +96,7 @@ class DeviceSession:
 
     name: str
     fleet: str
-    round: RoundState
+    round: rounds.RoundState
     declines: Declines
     roster: RosterSync = field(default_factory=RosterSync)
     presence: Attendance = field(default_factory=Attendance)
@@ -135,14 +132,14 @@ class DeviceSession:
         latest, plan = self.latest, self.plan
         if plan is None or self.stopped or self.waiting is not None or self.late is not None:
             return False
-        return self.round.stage is Stage.IDLE and (latest is None or latest.run <= plan.run)
+        return self.round.stage is rounds.Stage.IDLE and (latest is None or latest.run <= plan.run)
 
     @property
     def missing(self) -> Missing:
         """The retained messages that the device waits for."""
         models = tuple(io.Resubscribe(TopicKind.MODEL, label) for label in self.labels)
         if self.waiting is None:
-            return models if self.round.stage is Stage.FETCHING else ()
+            return models if self.round.stage is rounds.Stage.FETCHING else ()
         return models if self.late is not None else (io.Resubscribe(TopicKind.PLAN),)
 
     @property
@@ -189,7 +186,7 @@ class DeviceSession:
 
     # --------------------------------------------------------------------------------------------------------- inputs
 
-    def started(self, facts: Facts) -> Steps:
+    def started(self, facts: io.Facts) -> Steps:
         """Return the session once the program runs: it subscribes, and resumes the run that was followed before a restart."""
         kinds = (TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE, TopicKind.CTL)
         roster, first = self.roster.started()
@@ -198,7 +195,7 @@ class DeviceSession:
         resume = () if session.roster.lapsed else (io.ResumeRun(),)
         return session, (*subscribed, *checked, *resume)
 
-    def checked(self, facts: Facts) -> Steps:
+    def checked(self, facts: io.Facts) -> Steps:
         """Return the session after a look at the roster's expiry. Call it before each message and tick."""
         roster, told = self.roster.checked(facts)
         if roster is self.roster:
@@ -206,7 +203,7 @@ class DeviceSession:
         session = replace(self, roster=roster)
         if roster.lapsed:
             stop: tuple[Do, ...] = (rounds.CancelWork(),)
-            if session.round.stage is Stage.WORKING:
+            if session.round.stage is rounds.Stage.WORKING:
                 session, done = session._in_round(rounds.WorkFailed(session.round.mark.nonce), facts)
                 stop = (*stop, *done)
             return session, (*told, *stop)
@@ -216,7 +213,7 @@ class DeviceSession:
         session, reminded = session._in_round(rounds.Reconnected(), facts)
         return session, (*told, *under, *present, *resume, *reminded, *RETAINED)
 
-    def settled(self, facts: Facts) -> Steps:
+    def settled(self, facts: io.Facts) -> Steps:
         """Return the session after all actions of a message were carried out. Call it after each message.
 
         Messages that the device has waited for since its last request are re-requested once an announcement shows that they
@@ -227,7 +224,7 @@ class DeviceSession:
         session, under = session.group_followed(facts)
         return session, (*asked, *checked, *under)
 
-    def group_followed(self, facts: Facts) -> Steps:
+    def group_followed(self, facts: io.Facts) -> Steps:
         """If the broadcast key has changed, announce presence under the new key and re-fetch the retained announcement."""
         if not self.presence.is_stale(facts) or self.roster.lapsed:
             return self, ()
@@ -240,7 +237,7 @@ class DeviceSession:
         lookout = self.lookout.heard(now_s)
         return self if lookout is self.lookout else replace(self, lookout=lookout)
 
-    def receive(self, channel: Channel, content: Any, facts: Facts) -> Steps:
+    def receive(self, channel: channels.Channel, content: Any, facts: io.Facts) -> Steps:
         """Take a message.
 
         Args:
@@ -269,7 +266,7 @@ class DeviceSession:
                 return self._noticed(content, facts)
         raise AssertionError(channel.name)
 
-    def happened(self, event: Any, facts: Facts) -> Steps:
+    def happened(self, event: Any, facts: io.Facts) -> Steps:
         """Take an event of `edge_client.protocol.session_io`, or an event of the round."""
         match event:
             case io.Connected():
@@ -311,7 +308,7 @@ class DeviceSession:
                 return self._disk_failed(facts)
         return self._in_round(event, facts)
 
-    def _roster_taken(self, taken: io.RosterTaken, facts: Facts) -> Steps:
+    def _roster_taken(self, taken: io.RosterTaken, facts: io.Facts) -> Steps:
         roster, over = self.roster.taken(taken.change, facts)
         # With other labels a run of others may be ours.
         session = replace(self, roster=roster, others=b"")
@@ -321,7 +318,7 @@ class DeviceSession:
         again = (io.Resubscribe(TopicKind.ROUND),) if self.others and not roster.revoked else ()
         return session, (*over, *again, *((rounds.CancelWork(),) if roster.revoked else ()))
 
-    def tick(self, facts: Facts) -> Steps:
+    def tick(self, facts: io.Facts) -> Steps:
         """Do the work that is due: reminders, presence, requests for lost messages."""
         if self.stop_at_s is not None:
             return self, (io.Stop(),) if facts.now_s >= self.stop_at_s else ()
@@ -351,7 +348,7 @@ class DeviceSession:
             return (io.BeginWithCheckpoint(model),)
         return () if self.plan is None else (io.TakeModel(model),)
 
-    def _announced(self, announcement: Announcement, facts: Facts) -> Steps:
+    def _announced(self, announcement: Announcement, facts: io.Facts) -> Steps:
         if announcement.run_id == self.others:
             return self, ()
         session = replace(self, latest=announcement)
@@ -400,14 +397,14 @@ class DeviceSession:
         declines, declined = decline(announcement)
         return replace(session, declines=declines), declined
 
-    def _announced_again(self, facts: Facts) -> Steps:
+    def _announced_again(self, facts: io.Facts) -> Steps:
         """Handle the announcement that waited for its run."""
         waiting = self.waiting
         if waiting is None:
             return self, ()
         return replace(self, waiting=None)._announced(waiting, facts)
 
-    def _replaced(self, facts: Facts) -> Steps:
+    def _replaced(self, facts: io.Facts) -> Steps:
         """End the run of an aggregator that the owner has replaced, and ask for what the new one has published."""
         session = replace(self, latest=None, waiting=None, unchecked=None, late=None, notice=None)
         session, ended = session._in_round(rounds.Ended(), facts)
@@ -424,7 +421,7 @@ class DeviceSession:
         session, declined = session._decline(announcement, DeclineReason.STATE)
         return session, (*done, *declined)
 
-    def _controlled(self, control: Control, facts: Facts) -> Steps:
+    def _controlled(self, control: Control, facts: io.Facts) -> Steps:
         if self.roster.lapsed:
             return self, ()
         if (control.fleet, control.device) != (self.fleet, self.name):
@@ -435,7 +432,7 @@ class DeviceSession:
         session, done = self._in_round(rounds.Answered(control), facts)
         return session, (*told, *done, io.PublishStatus())
 
-    def _noticed(self, notice: Notice, facts: Facts) -> Steps:
+    def _noticed(self, notice: Notice, facts: io.Facts) -> Steps:
         """Take the owner's orders, unless it is an older notice that the broker repeats.
 
         A newer one may be that of an aggregator that has just started and knows no presences: the device repeats its own.
@@ -456,7 +453,7 @@ class DeviceSession:
 
     # ---------------------------------------------------------------------------------------------------------- parts
 
-    def _connected(self, facts: Facts) -> Steps:
+    def _connected(self, facts: io.Facts) -> Steps:
         presence, done = self.presence.connected(facts)
         return replace(self, presence=presence), done
 
@@ -464,7 +461,7 @@ class DeviceSession:
         declines, done = self.declines.decline(announcement, reason, model)
         return replace(self, declines=declines), done
 
-    def _disk_failed(self, facts: Facts) -> Steps:
+    def _disk_failed(self, facts: io.Facts) -> Steps:
         """Decline the round, then end the program.
 
         If the open round does not wait for this device, the program ends with the next announcement, so that the aggregator
@@ -474,24 +471,24 @@ class DeviceSession:
         if first:
             session = replace(self, stop_at_s=facts.now_s + ANNOUNCED_WITHIN_S)
         done = (rounds.CancelWork(),) if first else ()
-        asked = self.waiting is not None or self.round.stage in (Stage.FETCHING, Stage.WORKING)
+        asked = self.waiting is not None or self.round.stage in (rounds.Stage.FETCHING, rounds.Stage.WORKING)
         if self.latest is None or (first and not asked):
             return session, done
         session, declined = session._decline(self.latest, DeclineReason.DISK)
         return session, (*done, *declined, io.Stop())
 
-    def _reminder_due(self, facts: Facts) -> Steps:
+    def _reminder_due(self, facts: io.Facts) -> Steps:
         session = replace(self, remind_at_s=None)
         if facts.busy:
             # A slow link is still at work: a reminder would only add to its load.
             return session._timed(limits.REMIND_BASE_S, facts), ()
         return session._in_round(rounds.TimerFired(), facts)
 
-    def _timed(self, within_s: float, facts: Facts) -> DeviceSession:
+    def _timed(self, within_s: float, facts: io.Facts) -> DeviceSession:
         """Return the session with a reminder due after a random time between half of ``within_s`` seconds and all of it."""
         return replace(self, remind_at_s=facts.now_s + within_s * (0.5 + 0.5 * facts.jitter))
 
-    def _in_round(self, event: rounds.Event, facts: Facts) -> Steps:
+    def _in_round(self, event: rounds.Event, facts: io.Facts) -> Steps:
         """Let the machine of the round take an event.
 
         Raises:
@@ -528,14 +525,14 @@ class DeviceSession:
         done += [io.Subscribe(TopicKind.MODEL, label) for label in labels if label not in self.labels]
         return replace(self, labels=labels), tuple(done)
 
-    def _sent(self, send: rounds.Send, facts: Facts) -> Steps:
+    def _sent(self, send: rounds.Send, facts: io.Facts) -> Steps:
         """Send the upload, or chunks that the aggregator asked for unless they are still on their way to the broker."""
         again = send.chunks is not None
         if again and self.in_flight and facts.busy:
             return self, ()
         return replace(self, turn=self.turn + again, in_flight=True), (send,)
 
-    def _reminded(self, transfer: bytes, run_id: bytes, facts: Facts, *, reconnected: bool) -> Steps:
+    def _reminded(self, transfer: bytes, run_id: bytes, facts: io.Facts, *, reconnected: bool) -> Steps:
         """Send a reminder, unless chunks of the upload are still on their way to the broker."""
         if self.in_flight and facts.busy:
             return self, ()

@@ -27,7 +27,7 @@ from crypto.mask.derivation import MaskKey, derive, key_id, segment_keys
 from crypto.mask.masking import unmask
 from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.recipes import BLOCK, CatchUp, catch_up
-from edge_client.models.round_context import RoundContext
+from edge_client.models.round_context import RoundContext, Run
 from edge_client.models.states import ModelState, ModelStates
 from edge_client.models.store import OWN_FORK, StateStore, Transcript
 from edge_client.models.sum_codes import checked_mean
@@ -80,7 +80,6 @@ MOST_AHEAD: Final = 1 << 21
 if TYPE_CHECKING:
     from crypto.mask.schedule import RoundKeys
     from edge_client.membership import DeviceMembership
-    from edge_client.models.round_context import Run
     from shoal.protocol.documents import Roster, RunPlan
 
 

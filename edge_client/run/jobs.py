@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_client.learning.data import Dataset, DataSplits, split, split_growing
+from edge_client.learning.data import Dataset, DataSplits, FilesSeen, Watch, split, split_growing
 from edge_client.learning.data_doubts import doubts, model_doubt, no_better_doubt
 from edge_client.learning.evaluation import majority_share
 from edge_client.learning.reading import NONE_LEFT_OUT, LeftOut
@@ -24,7 +24,6 @@ from shoal.membership.roster import aggregator_of
 from shoal.protocol.messages import Announcement, Assignment, Phase
 
 if TYPE_CHECKING:
-    from edge_client.learning.data import FilesSeen, Watch
     from edge_client.learning.model import Backend
     from edge_client.learning.worker import Job
     from edge_client.membership import DeviceMembership

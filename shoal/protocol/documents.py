@@ -19,7 +19,6 @@ from typing import Final, cast
 from shoal import limits
 from shoal.digests import sha256
 from shoal.errors import ConfigError, WireError
-from shoal.limits import MAX_LABELS_CHARS
 from shoal.protocol.codec import (
     MAGIC,
     U16,
@@ -647,8 +646,8 @@ def read_labels(text: str) -> dict[str, str]:
     Raises:
         WireError: it is too long or malformed, or has a key twice or out of order.
     """
-    if len(text) > MAX_LABELS_CHARS:
-        raise WireError(f"labels of {len(text)} characters are over {MAX_LABELS_CHARS}")
+    if len(text) > limits.MAX_LABELS_CHARS:
+        raise WireError(f"labels of {len(text)} characters are over {limits.MAX_LABELS_CHARS}")
     found = [_LABEL.fullmatch(item) for item in text.split(",")] if text else []
     labels = {match[1]: match[2] for match in found if match is not None}
     if write_labels(labels) != text:

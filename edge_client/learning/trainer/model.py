@@ -17,7 +17,6 @@ from shoal.errors import TaskError, TrainerError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.executor.choice import TrainerCommand
     from shoal.protocol.recipe import LocalTraining
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector

@@ -13,7 +13,7 @@ from shoal.owner.cli import runs, schedules
 from shoal.owner.cli.pairs import Directory, add_hint, broker_users
 from shoal.owner.keys.settings import MOST_WAIT_S, settings_of
 from shoal.owner.keys.unlock import open_fleet
-from shoal.protocol.documents import SHOWN, read_labels, write_labels
+from shoal.protocol.documents import SHOWN, Roster, RunPlan, read_labels, write_labels
 from shoal.protocol.requests import RequestAction
 from shoal.util.console import counted, note, say, say_json, say_result, second
 from shoal.util.options import AsJson
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.owner.enrolment.admission import Refused, Registrar
     from shoal.owner.enrolment.connection import OwnerConnection
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.protocol.documents import Roster, RunPlan
 
 DeviceName = Annotated[str, typer.Argument(help="The device's name, or the one that it is shown under.")]
 MOST_INVITED = 10_000

@@ -21,7 +21,6 @@ from shoal.membership.roster_changes import owner_purpose, read_owner_purpose
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import OTHER_NAME_HINT, FleetDirectory
 from shoal.protocol import channels
-from shoal.protocol.channels import ENROLMENT, Channel
 from shoal.protocol.chunking import split
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Card, Member, ReceivingKeys, ReceivingNotice
@@ -503,7 +502,7 @@ class Registrar:
         self.flush()
         return members
 
-    def _leave(self, channel: Channel, payload: bytes, name: str = "") -> None:
+    def _leave(self, channel: channels.Channel, payload: bytes, name: str = "") -> None:
         """Publish ``payload``, retained; ``name`` is that of the party or the token in the topic."""
         base = self._topics.at(channel.topic, name)
         self._retained.adopt(base)  # an earlier command may have published fewer chunks there
@@ -524,7 +523,7 @@ def open_request(data: bytes | memoryview, token: Token) -> tuple[Card, EnrolSta
     """
     request = decode(data, EnrolRequest)
     head, at = read_head(request.sealed)
-    if head != ENROLMENT.head(token.fleet, request.member.name, OWNER_NAME):
+    if head != channels.ENROLMENT.head(token.fleet, request.member.name, OWNER_NAME):
         raise UntrustedError(f"a request of {head.sender!r} to {head.recipient!r} of fleet {head.fleet!r}")
     try:
         plain = bytes(open_from_group(token_group(token), request.sealed, head, at, request.member.sign_key))

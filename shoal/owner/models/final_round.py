@@ -25,7 +25,6 @@ from shoal.errors import ConfigError, IntegrityError, NotReadyError, ShoalError,
 from shoal.membership.roster import aggregator_of
 from shoal.membership.statements import check_certificate
 from shoal.protocol import channels
-from shoal.protocol.channels import EVERYONE, Channel
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import FOR_ALL, SHARED_MODEL, STATISTICS_MODELS, Announcement, Phase
 from shoal.protocol.states import SPARE_CHECKPOINTS, CheckpointRef, StateCertificate, StateId, spare_number
@@ -114,7 +113,9 @@ class FinishedRun:
     statistics: Mapping[int, ModelState] = field(default_factory=dict, repr=False)
 
 
-def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster, version: VersionSecrets) -> memoryview:
+def open_broadcast(
+    sealed: bytes | memoryview, channel: channels.Channel, roster: Roster, version: VersionSecrets
+) -> memoryview:
     """Return the plaintext of a message of the aggregator to the whole fleet.
 
     Raises:
@@ -123,7 +124,7 @@ def open_broadcast(sealed: bytes | memoryview, channel: Channel, roster: Roster,
     """
     head, at = read_head(sealed)
     sender = aggregator_of(roster)
-    if head != channel.head(roster.fleet, sender.name, EVERYONE):
+    if head != channel.head(roster.fleet, sender.name, channels.EVERYONE):
         raise UntrustedError(f"a message of {head.sender!r} that is no {channel.name} of this fleet")
     group = GroupKey(roster.fleet, "broadcast", version.broadcast_key)
     return open_from_group(group, sealed, head, at, sender.sign_key)

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from aggregator.strategies.base import StrategySettings
     from crypto.mask.schedule import RunChain
-    from shoal.owner.keys.directory import FleetDirectory
-    from shoal.protocol.documents import RunPlan
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
 
