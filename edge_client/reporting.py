@@ -40,14 +40,6 @@ RUNS_REMEMBERED: Final = 16
 CLOCK_HINT: Final = "set this machine's clock, or the aggregator's if that is wrong (timedatectl set-ntp true)"
 
 
-def _ended_before(files: DeviceState) -> dict[str, dict[str, Any]]:
-    """Return the figures of runs that ended before a restart, by run number; those that can't be read are left out."""
-    ended = (files.load_status() or {}).get("ended")
-    if not isinstance(ended, dict):
-        return {}
-    return {run: figures for run, figures in ended.items() if isinstance(figures, dict)}
-
-
 class Results:
     """The results of the current run, and the figures of earlier ones."""
 
@@ -86,7 +78,9 @@ class Results:
         self._refused: dict[str, Any] = {}
         self._left_out = NONE_LEFT_OUT
         self._summary: dict[str, Any] = {}
-        self._ended: dict[str, dict[str, Any]] = _ended_before(files)
+        ended = (files.load_status() or {}).get("ended")
+        before = ended.items() if isinstance(ended, dict) else ()
+        self._ended: dict[str, dict[str, Any]] = {run: told for run, told in before if isinstance(told, dict)}
         self._base = (0, 0)
         self._untold = b""
 

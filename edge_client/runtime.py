@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from crypto.seal.identity import SIGNATURE_BYTES
-from edge_client.config import EdgeConfig, ditto_weight
+from edge_client.config import EdgeConfig, ditto_weight, parse_hours
 from edge_client.learning.data import Dataset, load, watch_of
 from edge_client.learning.executor.choice import choose
 from edge_client.learning.feedback import residual_for
 from edge_client.learning.model import Backend
 from edge_client.learning.trainer.model import make_model
-from edge_client.metered import parse_hours
 from edge_client.models.checkpoints import BadCheckpointError
 from edge_client.protocol import inbound
 from edge_client.protocol import round_state as rounds

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
+    from edge_client.storage.pending_upload import Residual
     from edge_client.storage.residual import Residual
+    from shoal.transport.base import Qos, Transport
     from shoal.transport.stored import StoredBytes
 
 

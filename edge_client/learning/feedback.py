@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from crypto.mask.masking import mask, unmask
-from edge_client.storage.residual import Residual
+from edge_client.storage.pending_upload import Residual
 from shoal.protocol.messages import Phase
 from shoal.protocol.precision.codec import decode, encode
 from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes

@@ -28,7 +28,7 @@ from edge_client.models.private_values import joined
 from edge_client.models.round_context import RoundContext, Run
 from edge_client.models.sum_codes import update_codes
 from edge_client.storage.finished_models import Validation
-from edge_client.storage.residual import Residual
+from edge_client.storage.pending_upload import Residual
 from edge_client.storage.scales import Scale
 from shoal.limits import MAX_MARGIN
 from shoal.protocol.channels import PART, UPLOAD

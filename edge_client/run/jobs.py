@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
-    from edge_client.storage.residual import Residual
+    from edge_client.storage.pending_upload import Residual
     from shoal.task.bundle import TaskBundle
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector

@@ -142,12 +142,9 @@ class _BoundedClient(Client):
         self._address, self._tls = address, tls
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
-    def _create_socket_connection(self) -> socket.socket:
-        return connected((self._host, self._port), self._address.proxy, TCP_TIMEOUT_S)
-
     def _create_socket(self) -> Any:
         path, tls = self._address.path, self._tls
-        sock: Any = self._create_socket_connection()
+        sock: Any = connected((self._host, self._port), self._address.proxy, TCP_TIMEOUT_S)
         try:
             if tls is not None:  # ours closes the connection where the handshake fails; paho's does not
                 sock = tls.wrap_socket(sock, server_hostname=self._host)

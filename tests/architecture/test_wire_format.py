@@ -23,7 +23,7 @@ from docs import channel_tables
 from edge_client import membership as edge_membership
 from edge_client.models import fresh_start, private_values, store
 from edge_client.storage import finished_models as finished
-from edge_client.storage import pending_upload, residual, scales, state
+from edge_client.storage import pending_upload, scales, state
 from shoal import limits
 from shoal.membership import enrol_requests as seal_tokens
 from shoal.owner.enrolment import tokens
@@ -91,7 +91,6 @@ def test_page_lists_every_message_in_order():
         fresh_start,
         scales,
         private_values,
-        residual,
         store,
         tokens,
         vault,

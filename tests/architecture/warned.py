@@ -17,8 +17,8 @@ LEVELS = {"warning", "error"}
 LOGGERS = {"LOG", "_log", "log", "_LOG"}
 CHECKED = {"warning", "failure"}
 MAKERS = {
-    ("shoal/owner/runs/checks.py", "doubts"): "doubt",
-    ("shoal/owner/runs/checks.py", "roster_doubts"): "doubt",
+    ("shoal/owner/runs/plan.py", "doubts"): "doubt",
+    ("shoal/owner/runs/plan.py", "roster_doubts"): "doubt",
     ("edge_client/learning/data_doubts.py", "doubts"): "doubt",
     ("edge_client/learning/data_doubts.py", "no_better_doubt"): "doubt",
     ("edge_client/learning/data_doubts.py", "target_doubt"): "doubt",

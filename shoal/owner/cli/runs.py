@@ -225,8 +225,17 @@ def start(
         _deliver(fleet, run or 0, out, json=json)
         return
     from aggregator.strategies.registry import settings_of as strategy_settings
-    from shoal.owner.runs.checks import check_devices, check_roster, doubts, roster_doubts
-    from shoal.owner.runs.plan import chosen_origins, draft_plan, make_plan, with_keeper, write_run
+    from shoal.owner.runs.plan import (
+        check_devices,
+        check_roster,
+        chosen_origins,
+        doubts,
+        draft_plan,
+        make_plan,
+        roster_doubts,
+        with_keeper,
+        write_run,
+    )
     from shoal.owner.runs.standing import signed_schedule
     from shoal.owner.runs.training import local_training
     from shoal.owner.task_compiler.signed import read_signed
@@ -339,7 +348,7 @@ def _deliver(fleet: FleetDirectory, run: int, out: Path | None, *, json: bool) -
     from aggregator.rounds.standstill import named
 
     if page.schedule is not None:
-        from shoal.owner.console.words import schedule_data, schedule_line
+        from shoal.owner.console.asking import schedule_data, schedule_line
 
         say_result(
             {**schedule_data(page.schedule), "file": str(path), "sent": True},
@@ -371,7 +380,7 @@ def answer(fleet: FleetDirectory, action: RequestAction, **parts: Any) -> RunPag
 
 
 def _say_entry(entry: RunEntry, more: dict[str, Any], *, json: bool) -> None:
-    from shoal.owner.console.words import run_data, run_line
+    from shoal.owner.console.asking import run_data, run_line
 
     say_result({**run_data(entry), **more}, run_line(entry), as_json=json)
 
@@ -425,7 +434,7 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List the runs that the aggregator has: phase, round, and when the last one closed."""
-    from shoal.owner.console.words import run_data, run_line
+    from shoal.owner.console.asking import run_data, run_line
 
     runs = answer(open_fleet(directory), RequestAction.LIST).runs
     if not runs:
@@ -440,7 +449,7 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Print a run as it was signed, and as the aggregator has it."""
-    from shoal.owner.console.words import run_data, run_line
+    from shoal.owner.console.asking import run_data, run_line
     from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 
     fleet = open_fleet(directory)
@@ -465,7 +474,7 @@ def logs(
     json: AsJson = False,
 ) -> None:
     """Print the records of a run's last closed rounds, oldest first."""
-    from shoal.owner.console.words import record_data, record_line, run_data
+    from shoal.owner.console.asking import record_data, record_line, run_data
 
     page = answer(open_fleet(directory), RequestAction.LOGS, run=run, records=last)
     (entry,) = page.runs

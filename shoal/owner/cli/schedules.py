@@ -71,7 +71,7 @@ def send_again(fleet: FleetDirectory) -> None:
 
 def _say(directory: Directory, action: RequestAction, *, json: bool) -> None:
     """Send a request about the standing order, and print the order as the aggregator has it."""
-    from shoal.owner.console.words import schedule_data, schedule_line
+    from shoal.owner.console.asking import schedule_data, schedule_line
 
     entry = runs.answer(open_fleet(directory), action, schedule=True).schedule
     if entry is None:

@@ -8,6 +8,9 @@ hold the models, and the aggregator none. So a choice carries no model: the owne
 that run's model from the last ones that it has stored.
 
 `ask` asks on an MQTT connection that lasts for one command of `shoal-fleet`.
+
+`run_line` and its like give the aggregator's answers as lines for people, and `run_data` and its like as the data of ``--json``
+with times in ISO 8601.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from aggregator.rounds.state import RunPhase
+from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN, LogRecord, RunEntry, ScheduleEntry
+from aggregator.status.record import NOT_SERVED, document_of
 from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
 from crypto.seal.identity import sign_document
 from shoal.errors import (
@@ -42,6 +48,7 @@ from shoal.protocol.reassembly import Reassembler, Transfer
 from shoal.protocol.requests import REQUEST_LIFE_S, Outcome, OwnerAnswer, OwnerRequest, RequestAction
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Disconnected, Message, Transport, TransportEvent, publish_in_chunks
+from shoal.util.console import second, span
 from shoal.util.files import read_if_there, write_private
 
 if TYPE_CHECKING:
@@ -352,3 +359,75 @@ def _progress(transport: MqttTransport, seconds: float) -> str:
     if left:
         return f"sending the request: {transport.bytes_sent / 1e6:.1f} MB sent, {left} parts left"
     return f"waiting for the aggregator's answer ({seconds:.0f} s)"
+
+
+PHASES = {
+    QUEUED: "begins once no other run is under way",
+    STOPPED_UNBEGUN: "over before its first round",
+    NOT_SERVED: "not served now",
+    RunPhase.GATHERING.value: "waits for devices",
+    RunPhase.ROUND.value: "round open",
+    RunPhase.FINAL.value: "final round open",
+    RunPhase.FINISHED.value: "finished",
+}
+
+
+def run_line(entry: RunEntry) -> str:
+    """Return a run as one line."""
+    phase = PHASES.get(entry.phase, entry.phase)
+    if entry.order and entry.phase == RunPhase.GATHERING.value:
+        phase = entry.order
+    elif entry.order:
+        phase += f", {entry.order}"
+    last = f", last round closed {second(entry.round_at_s)}" if entry.round_at_s is not None else ""
+    obstacle = f"; {entry.obstacle}" if entry.obstacle else ""
+    return f"run {entry.run}: {entry.algorithm}, {phase}, round {entry.round} of {entry.rounds}{last}{obstacle}"
+
+
+def run_data(entry: RunEntry) -> dict[str, Any]:
+    """Return a run as the data of ``--json``."""
+    return {**document_of(entry), "run_id": entry.run_id.hex()}
+
+
+def schedule_line(entry: ScheduleEntry) -> str:
+    """Return a standing order as one line."""
+    runs = f"runs {entry.first} to {entry.first + entry.count - 1}, {entry.begun} begun"
+    grows = f", when data have grown by {entry.growth} %" if entry.growth else ""
+    ends = f"one every {span(entry.interval_s)} until {second(entry.until_s)}{grows}"
+    kept = f"; with an earlier model, which fits their data better: {', '.join(entry.kept)}" if entry.kept else ""
+    return f"standing order: {entry.algorithm}, {runs}, {ends}; {entry.waits or 'the next run begins after any under way'}{kept}"
+
+
+def schedule_data(entry: ScheduleEntry) -> dict[str, Any]:
+    """Return a standing order as the data of ``--json``."""
+    document = document_of(entry)
+    del document["interval"]  # a time span, and no time
+    return {**document, "interval_s": entry.interval_s}
+
+
+def record_line(record: LogRecord) -> str:
+    """Return a record of a run's log as one line."""
+    at = "-" if record.closed_at_s is None else second(record.closed_at_s)
+    accuracy = f", accuracy {100 * record.correct / record.tested:.1f}%" if record.tested else ""
+    sizes = f", clusters {'+'.join(map(str, record.cluster_sizes))}" if record.cluster_sizes else ""
+    events = f", {', '.join(record.events)}" if record.events else ""
+    name = "final round" if record.final else "round"
+    took = f"{record.contributed} of {record.ordered} devices in {record.seconds:.1f} s"
+    loss = (
+        f", loss {record.loss:.4g}" if record.loss else ""
+    )  # without one if no device has trained, or no sum was opened
+    return f"{at} {name} {record.round}: {took}{loss}{accuracy}{sizes}{_missing(record)}{events}"
+
+
+def _missing(record: LogRecord) -> str:
+    if not record.absent:
+        return ""
+    named = ", ".join(
+        f"{name} ({record.declined[name]})" if name in record.declined else name for name in record.missing[:5]
+    )
+    return f", missing {named}{f' and {record.absent - 5} more' if record.absent > 5 else ''}"
+
+
+def record_data(record: LogRecord) -> dict[str, Any]:
+    """Return a record of a run's log as the data of ``--json``."""
+    return {**document_of(record), "declined": dict(record.declined)}

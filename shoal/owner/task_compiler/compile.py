@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +17,6 @@ from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.layers import blame, embedding_limit, refuse_random, refuse_stateful, trained
-from shoal.owner.task_compiler.quiet import quiet
 from shoal.protocol.recipe import LocalTraining
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import NO_DECLARATION, DataDeclaration
@@ -243,3 +246,22 @@ def _check_loss(loss: Loss, outputs: Tensor, y: Tensor) -> None:
         raise TaskError(
             f"the loss must return one number, the mean over the samples, not {found}", hint="use reduction='mean'"
         )
+
+
+_LOGGERS = ("torch", "onnxscript", "onnx_ir", "torch.onnx", "torch.export")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence stdout, stderr, warnings and the exporter's loggers inside the block, and restore them afterwards."""
+    levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
+    sink = io.StringIO()
+    try:
+        for logger, _ in levels:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)

@@ -72,7 +72,10 @@ def external_task(
         if not any(parameter.startswith(prefix) for parameter in layouts[0]):
             raise TaskError(f"no parameter begins with {prefix!r}", hint=f"there are {', '.join(layouts[0])[:200]}")
     parameters = sorted(
-        (Parameter(key, value.shape, _segment(key, names)) for key, value in layouts[0].items()),
+        (
+            Parameter(key, value.shape, next((names[prefix] for prefix in names if key.startswith(prefix)), "cluster"))
+            for key, value in layouts[0].items()
+        ),
         key=lambda p: SEGMENT_ORDER.index(p.segment),
     )
     shapes = {p.name: p.shape for p in parameters}
@@ -136,10 +139,6 @@ def _read(path: Path) -> dict[str, NDArray[np.float32]]:
         raise TaskError(
             f"{path} is no layout: {str(error)[:200]}", hint="numpy.savez writes one, an array for each parameter"
         ) from None
-
-
-def _segment(name: str, names: dict[str, str]) -> str:
-    return next((segment for prefix, segment in names.items() if name.startswith(prefix)), "cluster")
 
 
 def _shape(text: str) -> tuple[tuple[int, ...], int]:

@@ -18,8 +18,7 @@ from crypto.mask.modes.registry import find
 from edge_client.learning.finish_rule import node_name
 from shoal.errors import UsageError
 from shoal.limits import MOST_DITTO_WEIGHT
-from shoal.owner.runs.checks import check_devices, doubts
-from shoal.owner.runs.plan import with_keeper
+from shoal.owner.runs.plan import check_devices, doubts, with_keeper
 from shoal.owner.runs.training import local_training
 from shoal.protocol.documents import check_choices
 from shoal.protocol.messages import STATISTICS_MODELS, Phase

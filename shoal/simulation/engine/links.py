@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crypto.mask.masking import mask as masked_under
 from edge_client.learning.feedback import encode_update, residual_for, with_residual
-from edge_client.storage.residual import Residual
+from edge_client.storage.pending_upload import Residual
 from shoal.protocol.precision.codec import decode, encode
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.precision.seeds import mean_seed, upload_seed

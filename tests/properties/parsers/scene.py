@@ -23,8 +23,7 @@ from edge_client.storage.finished_models import (
     RollbackChoice,
     Validation,
 )
-from edge_client.storage.pending_upload import Mark
-from edge_client.storage.residual import ResidualHead
+from edge_client.storage.pending_upload import Mark, ResidualHead
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import ModelFile
 from shoal.errors import UntrustedError

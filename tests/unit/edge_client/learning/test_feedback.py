@@ -8,7 +8,7 @@ import pytest
 from crypto.mask.masking import unmask
 from crypto.mask.modes.registry import MODES
 from edge_client.learning.feedback import RESIDUAL_ROUNDS, encode_update, residual_for, with_residual
-from edge_client.storage.residual import Residual
+from edge_client.storage.pending_upload import Residual
 from shoal import limits
 from shoal.protocol.messages import Phase
 from shoal.protocol.precision.codec import decode

@@ -9,8 +9,7 @@ import pytest
 
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage import pending_upload
-from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles
-from edge_client.storage.residual import Residual
+from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles, Residual
 from shoal.errors import ConfigError, IntegrityError
 from shoal.protocol.chunking import transfer_id
 from shoal.transport.stored import StoredBytes

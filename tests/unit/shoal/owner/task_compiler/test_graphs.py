@@ -13,9 +13,9 @@ from torch import nn
 
 from edge_client.learning.model import OrtModel
 from shoal.owner.task_compiler.builtin import cross_entropy
+from shoal.owner.task_compiler.compile import quiet
 from shoal.owner.task_compiler.flat import FlatModel, flatten
 from shoal.owner.task_compiler.graphs import OPSET, extract, trace
-from shoal.owner.task_compiler.quiet import quiet
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import Parameter
 from tests.helpers.tasks import CLASSES, INPUTS, graph, logistic_bundle, logistic_models, manifest, samples

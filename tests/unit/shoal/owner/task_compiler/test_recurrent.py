@@ -10,10 +10,9 @@ from torch import nn
 from torch.func import functional_call, grad_and_value
 
 from shoal.owner.task_compiler.builtin import cross_entropy
-from shoal.owner.task_compiler.compile import layout
+from shoal.owner.task_compiler.compile import layout, quiet
 from shoal.owner.task_compiler.flat import FlatModel, flatten
 from shoal.owner.task_compiler.graphs import trace
-from shoal.owner.task_compiler.quiet import quiet
 from shoal.owner.task_compiler.recurrent import Lowered
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from edge_client.metered import Hours, parse_hours
+from edge_client.config import Hours, parse_hours
 from shoal.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from aggregator.status.answers import LogRecord, RunEntry
-from shoal.owner.console.words import record_data, record_line, run_data, run_line
+from shoal.owner.console.asking import record_data, record_line, run_data, run_line
 
 AT = 1_795_000_000
 RUN = RunEntry(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_client.storage.residual import Residual, parse_residual
+from edge_client.storage.pending_upload import Residual, parse_residual
 
 RUN, TRANSFER = b"r" * 16, b"t" * 16
 VECTOR = np.random.default_rng(0).standard_normal(600).astype(np.float32)

@@ -4,7 +4,7 @@ import pytest
 
 from aggregator.strategies.registry import plan_settings
 from shoal.errors import ConfigError
-from shoal.owner.runs.checks import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
+from shoal.owner.runs.plan import EXPIRES_SOON_S, check_devices, check_roster, doubts, roster_doubts
 from shoal.protocol.documents import Capabilities, Roster
 from tests.helpers.plans import run_plan
 

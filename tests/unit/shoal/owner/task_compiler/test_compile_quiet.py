@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from shoal.owner.task_compiler.quiet import quiet
+from shoal.owner.task_compiler.compile import quiet
 
 
 class FailedError(Exception):
