@@ -487,7 +487,8 @@ def read_parquet(path: Path, spec: TableSpec, damage: Damage = STRICT) -> Raw:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             columns = columns_of(names, len(names), spec, path)
-            _check_rows(file.metadata.num_rows, len(columns.names), path)
+            if file.metadata.num_rows * max(len(columns.names), 1) > MAX_TABLE_VALUES:
+                raise DataError(f"{path} has more than {MAX_TABLE_VALUES} numbers", hint="give the device a part of it")
             wanted = columns.all if spec.labelled else columns.features
             parts = [
                 _parquet_rows(batch, [names[i] for i in wanted], columns, spec, path, damage)
@@ -512,11 +513,6 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
             f"{path} is a Parquet file, and pyarrow is not installed",
             hint="pip install 'shoal[parquet]', or save the table as CSV",
         ) from None
-
-
-def _check_rows(rows: int, width: int, path: Path) -> None:
-    if rows * max(width, 1) > MAX_TABLE_VALUES:
-        raise DataError(f"{path} has more than {MAX_TABLE_VALUES} numbers", hint="give the device a part of it")
 
 
 def _parquet_rows(

@@ -194,7 +194,10 @@ def carry_out(
         pad=pad,
         beside=beside,
     )
-    residual = None if left is None else _residual(left, announcement, chosen, pieces[0])
+    at, transfer = announcement, pieces[0].transfer_id
+    residual = (
+        left if left is None else Residual.of(left, run_id=at.run_id, round_=at.round, model=chosen, transfer=transfer)
+    )
     return Finished(pieces, chosen, loss, correct, tested, norm=norm, private=private, residual=residual)
 
 
@@ -284,12 +287,6 @@ def _encoded(
     seed = upload_seed(context.plan.run_id, announcement.round, phase, context.identity.name)
     cuts = borders(len(update), len(context.plan.workers))
     return encode_update(update, context.round.derive_mask(), context.plan.recipe.precision_up, seed, cuts), NOTHING
-
-
-def _residual(left: Float32Vector, announcement: Announcement, model: int, header: SealedMessage) -> Residual:
-    return Residual.of(
-        left, run_id=announcement.run_id, round_=announcement.round, model=model, transfer=header.transfer_id
-    )
 
 
 def sealed_upload(

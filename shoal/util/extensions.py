@@ -13,7 +13,6 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -36,7 +35,8 @@ def load_extension(group: str, name: str) -> Any:
     Raises:
         ConfigError: several packages use the name, or the package can't be imported.
     """
-    found = _distinct(entry for entry in entry_points(group=group) if entry.name == name)
+    named = (entry for entry in entry_points(group=group) if entry.name == name)
+    found = list({(entry.value, _package(entry)): entry for entry in named}.values())
     if not found:
         return None
     if len(found) > 1:
@@ -50,11 +50,6 @@ def load_extension(group: str, name: str) -> Any:
             f"{name} of the package {_package(entry)} can't be loaded: {type(error).__name__}: {str(error)[:300]}",
             hint=f"it names {entry.value}; does that import?",
         ) from error
-
-
-def _distinct(entries: Iterable[EntryPoint]) -> list[EntryPoint]:
-    # An editable installation may be found twice, by its folder and by its metadata.
-    return list({(entry.value, _package(entry)): entry for entry in entries}.values())
 
 
 def _package(entry: EntryPoint) -> str:

@@ -96,7 +96,8 @@ class Operator:
         given = sum(1 for name in node.inputs[: self.fewest] if name)
         if given < self.fewest or len(node.inputs) > self.most:
             raise TaskError(f"{node.operator} does not take {len(node.inputs)} inputs")
-        keywords = _keywords(self.compute)
+        parameters = inspect.signature(self.compute).parameters
+        keywords = {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         for name, value in node.attributes.items():
             _check_attribute(node.operator, name, value, keywords.get(name))
         missing = [name for name, keyword in keywords.items() if keyword.default is inspect.Parameter.empty]
@@ -119,11 +120,6 @@ class Operator:
             if dtype not in allowed or (letter == "T" and common not in (None, dtype)):
                 raise TaskError(f"{name} does not take {dtype} as input {place}")
             common = dtype if letter == "T" else common
-
-
-def _keywords(compute: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    parameters = inspect.signature(compute).parameters
-    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _check_attribute(operator: str, name: str, value: Attribute, keyword: inspect.Parameter | None) -> None:
