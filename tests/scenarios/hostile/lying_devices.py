@@ -19,6 +19,7 @@ from aggregator.status.facts import ConnectionFacts, LiveFacts
 from aggregator.status.record import Facts, build
 from aggregator.sums import FALSE_SHARE
 from crypto.seal.identity import _purpose
+from edge_client import uplink
 from edge_client.learning import update
 from edge_client.membership import DeviceMembership
 from edge_client.models import checkpoints
@@ -189,7 +190,7 @@ class Liar:
         for module, function in (
             (update, "seal_message_to_member"),
             (update, "seal_to_member"),
-            (presence, "seal_message_to_member"),
+            (uplink, "seal_message_to_member"),
             (presence, "seal_to_group"),
             (checkpoints, "seal_message_to_group"),
             (presence, "sign_document"),
