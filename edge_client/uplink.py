@@ -12,7 +12,7 @@ from crypto.seal.envelope import (
     SealedMessage,
     seal_message_to_member,
 )
-from edge_client.storage.pending_upload import PendingUploadFiles, pieces_of, stored
+from edge_client.storage.pending_upload import PendingUploadFiles, Residual, pieces_of, stored
 from shoal import limits
 from shoal.membership.roster import aggregator_of
 from shoal.protocol import channels
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from crypto.seal.replay import ReplayWatermark
     from edge_client.membership import DeviceMembership
-    from edge_client.storage.pending_upload import Residual
-    from edge_client.storage.residual import Residual
-    from shoal.transport.base import Qos, Transport
     from shoal.transport.stored import StoredBytes
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from edge_client.membership import DeviceMembership
     from shoal.protocol.states import TranscriptHead
-    from shoal.transport.base import Will
 
 SILENT_S: Final = 300.0
 """Longest time without any message until a device subscribes to announcement, notice and answers again: the broker may have

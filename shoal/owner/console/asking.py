@@ -53,7 +53,6 @@ from shoal.util.files import read_if_there, write_private
 
 if TYPE_CHECKING:
     from shoal.owner.keys.directory import FleetDirectory
-    from shoal.protocol.reassembly import Transfer
     from shoal.transport.mqtt import MqttTransport
 
 COUNT_FILE: Final = "requests.count"

@@ -54,7 +54,6 @@ LOOKS: Final = 20
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aggregator.strategies.base import StrategySettings
     from crypto.mask.schedule import RunChain
     from shoal.task.bundle import TaskBundle
     from shoal.types import Float32Vector
