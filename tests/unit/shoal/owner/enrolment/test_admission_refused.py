@@ -4,7 +4,6 @@ import dataclasses
 import hmac
 
 import pytest
-from shoal.owner.enrolment.requests import make_refusal
 from shoal_lab.loopback.transport import LoopbackTransport
 
 from aggregator import membership as aggregators
@@ -17,7 +16,7 @@ from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError, Wi
 from shoal.membership import enrol_requests as seal_tokens
 from shoal.membership.enrol_requests import make_request, open_refusal, token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card, seal_grant
-from shoal.owner.enrolment.admission import REJECTED
+from shoal.owner.enrolment.admission import REJECTED, make_refusal
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol import channels
 from shoal.protocol.channels import ENROLMENT
