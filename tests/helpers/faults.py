@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from shoal_lab.loopback.faults import Hop, Passage
+from shoal_lab.loopback.transport import Hop, Passage
 
 from shoal.errors import UsageError
 from shoal.protocol.topics import matches

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
+from shoal_lab.loopback.transport import Hop
 
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity

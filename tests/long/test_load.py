@@ -13,8 +13,10 @@ pytest.importorskip("torch")
 
 from shoal_lab.bench.load import soak
 from shoal_lab.bench.load.measurement import measure
+from shoal_lab.bench.load.page_readers import page_reader
 
 from shoal.report import record
+from shoal.transport.local_broker import free_port
 
 pytestmark = pytest.mark.long
 RESULTS = Path(__file__).parents[2] / "results"
@@ -57,10 +59,12 @@ def test_kill_in_mid_round_costs_no_upload(fault):
 @pytest.mark.timeout(HOUR_S)
 def test_the_fleet_page_costs_little():
     """Pairs in turn, since the machine's speed changes; times are saved, and only memory, which does not, is asserted."""
-    pairs = [
-        [measure(PAGE_DEVICES, rounds=PAGE_ROUNDS, prepared=True, page=on) for on in (False, True)]
-        for _ in range(PAGE_PAIRS)
-    ]
+    pairs = []
+    for _ in range(PAGE_PAIRS):
+        port, options = free_port(), {"rounds": PAGE_ROUNDS, "prepared": True}
+        off = measure(PAGE_DEVICES, **options)
+        with page_reader(port):
+            pairs.append((off, measure(PAGE_DEVICES, page_port=port, **options)))
     ratios = [on["seconds_per_round_median"] / off["seconds_per_round_median"] for off, on in pairs]
     without, with_page = ([pair[i] for pair in pairs] for i in (0, 1))
     keep("page", {"seconds_ratio_median": statistics.median(ratios), "without": without, "with": with_page})

@@ -30,8 +30,8 @@ from shoal.transport.local_broker import BrokerProcess, answers, free_port
 from shoal.util.console import counted, mask_words
 from shoal_lab.bench import rounds as bench
 from shoal_lab.bench.numerics.kernels import Bench
-from shoal_lab.bench.privacy.cost import cost, measure_seal
-from shoal_lab.bench.race import environments
+from shoal_lab.bench.privacy.benchmark import cost, measure_seal
+from shoal_lab.bench.race.benchmark import PEERS, install_peer
 
 CLIENTS: Final = ("torch", "numpy")
 """What Flower's clients train with."""
@@ -139,7 +139,7 @@ def measure(
     bundle, origins = bench.make_task()
     parts = parts_of(devices, mode, origins[0].size)  # which also finds the mode, before anything is installed
     command = [
-        str(environments.install("flower-fleet", progress)),
+        str(install_peer("flower-fleet", progress)),
         "-I",
         str(Path(__file__).with_name("flower_fleet.py")),
     ]
@@ -158,7 +158,7 @@ def measure(
         parts["training"] = 1e3 * devices * bench.training_seconds(bundle, origins[0], data[0])
     found = summary(rows, syncs)
     return found | {
-        "beside": environments.PEERS["flower-fleet"],
+        "beside": PEERS["flower-fleet"],
         "devices": devices,
         "rounds": rounds,
         "mode": mode,

@@ -197,7 +197,7 @@ def bench_privacy(
 ) -> Report:
     """Measure the cost of each mask mode, the aggregator's computations under it, and each attack's success beside chance."""
     from shoal_lab.bench.privacy import benchmark
-    from shoal_lab.bench.privacy.page import page
+    from shoal_lab.bench.privacy.benchmark import page
 
     document, pictures = benchmark.measure(mode or (), quick=quick, data_dir=data_dir, progress=note)
 

@@ -1,6 +1,6 @@
 """A fleet in one process on virtual time, for tests and measurements that must be replayed exactly.
 
-- `transport` implements `shoal.transport.base` in memory, and `faults` decides which messages arrive, and when.
+- `transport` implements `shoal.transport.base` in memory; faults decide which messages arrive, and when.
 - `fleet` runs the real protocol over it: the same code as in the programs, and the same files.
 
 Example: a message on the in-memory broker is delivered by `pump`, never before.

@@ -53,8 +53,7 @@ from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
 from shoal.transport.base import Message, TransportEvent
 from shoal.util.log_throttle import Refusals
-from shoal_lab.loopback.faults import Faults
-from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
+from shoal_lab.loopback.transport import Faults, LoopbackBroker, LoopbackTransport
 
 LOG = logging.getLogger("shoal.aggregator")
 BROKER_URL: Final = "mqtt://loopback"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from shoal import limits
@@ -30,7 +31,6 @@ from shoal.transport.base import (
     check_publish,
 )
 from shoal.transport.exact_topics import ExactTopics, Request
-from shoal_lab.loopback.faults import Faults, Hop, Passage
 
 MAX_STEPS: Final = 10_000_000
 """Most steps of one pump: more mean that two peers answer each other without end."""
@@ -361,3 +361,24 @@ class LoopbackTransport:
 
     def _settled(self) -> None:
         self._unsettled -= 1
+
+
+class Hop(Enum):
+    """The direction of a message: UP to the broker, DOWN from it."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A message about to travel one hop: from ``client`` to the broker (UP) or from the broker to ``client`` (DOWN)."""
+
+    hop: Hop
+    client: str
+    topic: str
+    payload: bytes = field(repr=False)
+
+
+Faults = Callable[[Passage], Sequence[float]]
+"""Returns one delay in seconds for each copy of a message that arrives: () loses it, (0.0,) delivers it at once."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from shoal_lab.bench.attacks.lab import make_lab
-from shoal_lab.bench.attacks.registry import ATTACKS
 from shoal_lab.bench.numerics.kernels import one_thread
+from shoal_lab.bench.privacy.benchmark import ATTACKS
 
 RANGES = {"dB": (0, 120), "cosine": (-1, 1), "ARI": (-1, 1), "masks": (0, 10)}
 

@@ -2,7 +2,7 @@
 
 import pytest
 from shoal_lab.bench.attacks.features import WAYS
-from shoal_lab.bench.attacks.registry import ATTACKS
+from shoal_lab.bench.privacy.benchmark import ATTACKS
 
 from crypto.mask.modes.registry import MODES
 from tests.helpers.cases import with_long

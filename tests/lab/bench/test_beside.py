@@ -95,7 +95,7 @@ def test_no_syncs_without_strace(tmp_path, monkeypatch):
 def test_pairs_are_measured_in_turn(tmp_path, monkeypatch):
     """Each other pair backwards; ratios are those within a pair, and figures of 0 have none."""
     turns, told = [], []
-    monkeypatch.setattr(beside.environments, "install", lambda peer, _progress: tmp_path / peer)
+    monkeypatch.setattr(beside, "install_peer", lambda peer, _progress: tmp_path / peer)
     monkeypatch.setattr(beside, "watch", lambda start, _rounds: turns.append(start) or next(figures))
     monkeypatch.setattr(beside, "count_syncs", lambda *_: float("nan"))
     monkeypatch.setattr(beside.bench, "make_task", lambda: (None, np.zeros((1, 100), np.float32)))

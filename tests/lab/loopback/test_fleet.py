@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import POLL_S, LoopbackError, draw_origins
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.learning.data import Dataset
 from shoal.errors import UsageError

@@ -1,8 +1,7 @@
 """The loopback broker keeps MQTT's rules on virtual time, and its faults are reproducible."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop, Passage
-from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
+from shoal_lab.loopback.transport import Hop, LoopbackBroker, LoopbackTransport, Passage
 
 from shoal import limits
 from shoal.errors import UsageError, WireError

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from contextlib import nullcontext
 
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from aggregator.membership import AggregatorMembership
 from crypto.seal.envelope import open_from_group, read_head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox

@@ -1,8 +1,8 @@
 """A device that still waits for the models of a run that is over, while the package of the next one gets lost."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import draw_origins
+from shoal_lab.loopback.transport import Hop
 
 from shoal.owner.runs.plan import origins_needed
 from tests.helpers.fleets import FULL_BATCH, make_fleet

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.learning.data import Dataset
 from shoal.protocol.chunking import ChunkKind, parse

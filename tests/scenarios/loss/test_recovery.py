@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from aggregator.storage.store import Store
 from edge_client.protocol.round_state import Stage

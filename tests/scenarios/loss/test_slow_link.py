@@ -1,7 +1,7 @@
 """Links slower than every timeout: no message is sent again while it may still be in flight."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import Action

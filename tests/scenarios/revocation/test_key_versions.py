@@ -1,7 +1,7 @@
 """Key versions that follow one another while a run goes on: several changes at once, absent devices, and an owner that dies."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.membership import DeviceMembership
 from shoal.owner.enrolment.admission import Registrar

@@ -1,8 +1,8 @@
 """A device is revoked in the middle of a run: the others continue without it, and all its messages are refused."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import LoopbackError
+from shoal_lab.loopback.transport import Hop
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import key_id

@@ -5,8 +5,7 @@ import logging
 import math
 
 import pytest
-from shoal_lab.loopback.faults import Hop
-from shoal_lab.loopback.transport import LoopbackTransport
+from shoal_lab.loopback.transport import Hop, LoopbackTransport
 
 from aggregator.publisher import FIRST_PAUSE_S, MAX_PAUSE_S
 from crypto.seal.envelope import seal_to_member

@@ -3,8 +3,7 @@
 import time
 
 import pytest
-from shoal_lab.loopback.faults import Hop
-from shoal_lab.loopback.transport import LoopbackTransport
+from shoal_lab.loopback.transport import Hop, LoopbackTransport
 
 from shoal.owner.enrolment.admission import Registrar
 from tests.helpers.fleets import Wiretap, make_fleet

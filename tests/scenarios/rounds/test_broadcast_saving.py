@@ -1,7 +1,7 @@
 """IFCA's saving of communication on whole fleets: model bytes that devices fetch once their identities are stable."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.messages import NO_ASSIGNMENT

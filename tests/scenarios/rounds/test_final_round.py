@@ -1,7 +1,7 @@
 """The end of a run: every device stores its final model and is answered, also if programs are killed meanwhile."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState

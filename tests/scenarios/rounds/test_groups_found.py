@@ -1,7 +1,7 @@
 """IFCA, FedGroup and one-shot clustering that find the number of groups, on the loopback fleet."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from tests.helpers.fleets import make_fleet, thetas
 

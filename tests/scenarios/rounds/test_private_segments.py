@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
 from shoal_lab.loopback.fleet import draw_origins
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.answers import inference
 from edge_client.learning.data import split

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels

@@ -1,7 +1,7 @@
 """A device that is online and never answers costs a few deadlines, and not one in each round."""
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from aggregator.rounds.state import NOT_WAITED_FOR, SILENT_ROUNDS
 from tests.helpers.fleets import LOST, Wiretap, make_fleet, names

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from edge_client.learning.data import Dataset
 from edge_client.models.recipes import weighted_sum

@@ -1,4 +1,4 @@
-"""Attacks on masked updates, from the literature, one subject a module; `registry` lists them.
+"""Attacks on masked updates, from the literature, one subject a module; `shoal_lab.bench.privacy.benchmark` lists them.
 
 - Each attack names its source and the attacker: the broker, the aggregator, a device, or several together.
 - An attack takes from `lab` only what its attacker would hold; masks, training and a device's checks are the fleet's own code.

@@ -37,8 +37,8 @@ from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.types import Float32Vector, MaskedVector
 from shoal_lab.bench.attacks.base import Attack, Result
 from shoal_lab.bench.attacks.lab import CLASSES, Lab
-from shoal_lab.loopback.faults import Hop, Passage
 from shoal_lab.loopback.fleet import LoopbackFleet
+from shoal_lab.loopback.transport import Hop, Passage
 
 LOGGER: Final = "shoal"
 

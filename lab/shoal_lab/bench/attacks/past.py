@@ -55,9 +55,8 @@ from shoal_lab.bench.attacks.broker import (
     watched_masking,
 )
 from shoal_lab.bench.attacks.lab import ONE_EPOCH, Lab
-from shoal_lab.loopback.faults import Hop, Passage
 from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
-from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
+from shoal_lab.loopback.transport import Hop, LoopbackBroker, LoopbackTransport, Passage
 
 LARGEST_FILE: Final = 1000
 """Bytes of the largest file that is searched at every offset: larger ones hold sealed bytes, vectors, or receiving keys."""

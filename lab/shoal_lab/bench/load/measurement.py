@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -15,7 +12,6 @@ from typing import Any, Final, Literal
 from aggregator.storage.store import read_records, uploads_stored
 from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
-from shoal.transport.local_broker import free_port
 from shoal.util.console import counted
 from shoal_lab.bench.load import soak
 from shoal_lab.bench.load.driver import DriverReport
@@ -33,14 +29,9 @@ SAMPLE_EVERY_S: Final = 0.05
 FAULT_SAMPLE_EVERY_S: Final = 0.005
 DOWN_S: Final = 1.0
 """Time that a killed process stays away."""
-SCRAPE_S: Final = 1.0
-"""A Prometheus asks every 15 s or so; the bench asks oftener, to measure at least what a fleet pays."""
-PAGE_TIMEOUT_S: Final = 30.0
 
 
-def measure(
-    devices: int, *, prepared: bool = False, fault: Fault | None = None, page: bool = False, **options: Any
-) -> dict[str, Any]:
+def measure(devices: int, *, prepared: bool = False, fault: Fault | None = None, **options: Any) -> dict[str, Any]:
     """Run the bench once.
 
     Args:
@@ -48,20 +39,15 @@ def measure(
         prepared: seal all uploads first and replay them from one process (`shoal_lab.bench.load.replay`).
         fault: process to kill with SIGKILL in the middle of a round, once, and to start again; needs some ``spread_s``, so that
             there is a middle.
-        page: serve the fleet page, to one open page and one Prometheus (`page_reader`).
         options: see `LoadFleet`.
 
     Raises:
         StageError: a process ended by itself, or the run stalled.
         ConfigError: this process may not open enough files for so many devices.
     """
-    port = free_port() if page else 0
     if options.get("shards", 1) > 1 and fault is not None:
         raise UsageError("a fault strikes the one process of an aggregator without workers", hint="use one shard")
-    with (
-        LoadFleet(devices=devices, page_port=port, **options) as fleet,
-        page_reader(port) if page else contextlib.nullcontext(),
-    ):
+    with LoadFleet(devices=devices, **options) as fleet:
         start = prepare(fleet) if prepared else fleet.start_drivers
         fleet.start_aggregator()
         start()
@@ -211,36 +197,3 @@ def words(data: Mapping[str, Any]) -> list[str]:
             f"round, {data['out_of_step']} out of step"
         )
     return lines + (soak.thirds(data["growth"]) if "growth" in data else [])
-
-
-@contextlib.contextmanager
-def page_reader(port: int) -> Iterator[dict[str, int]]:
-    """Read the fleet page inside the block, as one open page and one Prometheus do; yield the number of events and of scrapes.
-
-    Both try again while the server is not there.
-    """
-    ended, read = threading.Event(), {"events": 0, "metrics": 0}
-
-    def follow(name: str) -> None:
-        while not ended.is_set():
-            with (
-                contextlib.suppress(OSError, http.client.HTTPException),
-                contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PAGE_TIMEOUT_S)) as connection,
-            ):
-                connection.request("GET", f"/{name}")
-                answer = connection.getresponse()
-                if name == "metrics":
-                    read[name] += bool(answer.read())
-                while not ended.is_set() and (line := answer.readline()):
-                    read[name] += line.startswith(b"data: ")
-            ended.wait(SCRAPE_S)
-
-    threads = [threading.Thread(target=follow, args=(name,)) for name in read]
-    for thread in threads:
-        thread.start()
-    try:
-        yield read
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()

@@ -6,8 +6,8 @@
   trigger.
 - An attack sees what a device sees: its own data, key and update, or with ALIE also the honest updates' mean and deviation.
 
-`fleets` deals the data, `attacks` are what the attackers do, `benchmark` runs every attack under every rule, and `page` writes
-the tables of docs/poison.md from kept results.
+`attacks` are what the attackers do, `benchmark` deals the data and runs every attack under every rule, and `page` writes the
+tables of docs/poison.md from kept results.
 
 Example: ``shoal bench poison --data digits --attack sign-flip`` compares the rules under one attack in half a minute.
 """

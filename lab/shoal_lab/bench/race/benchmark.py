@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -19,12 +21,11 @@ from numpy.typing import NDArray
 
 import shoal
 import shoal_lab
-from shoal.errors import IntegrityError
-from shoal_lab.bench.race import environments
-from shoal_lab.bench.race.environments import MissingPeerError
-from shoal_lab.bench.race.tasks import DEVICES, SAMPLES, TASKS, Task, Work
-from shoal_lab.bench.race.turns import GO
+from shoal.errors import ConfigError, IntegrityError
+from shoal.util.files import write_atomic
+from shoal_lab.bench.race.tasks import DEVICES, GO, SAMPLES, TASKS, Task, Work
 from shoal_lab.experiments.data import datasets
+from shoal_lab.experiments.data.datasets import cache_dir
 
 SHOAL: Final = "shoal"
 SYSTEMS: Final[Mapping[str, str]] = {
@@ -102,7 +103,7 @@ def measure(
         "samples": SAMPLES,
         "rounds": rounds,
         "seed": SEED,
-        "peers": {peer: list(environments.requirements(peer)) for peer in systems if peer in environments.PEERS},
+        "peers": {peer: list(requirements(peer)) for peer in systems if peer in PEERS},
     }
 
 
@@ -142,10 +143,10 @@ def _pythons(
     found, missing = {}, {}
     for system in systems:
         try:
-            if system not in environments.PEERS:
+            if system not in PEERS:
                 found[system] = Path(sys.executable)
             else:
-                found[system] = environments.install(system, progress) if install else environments.find(system)
+                found[system] = install_peer(system, progress) if install else python_of(system)
         except MissingPeerError as error:
             missing[system] = f"{error} ({error.hint})" if error.hint else str(error)
     return found, missing
@@ -284,3 +285,73 @@ def words(data: Mapping[str, Any]) -> list[str]:
         )
     reasons = {(each["system"], each["reason"]) for each in data["skipped"]}
     return text + [f"skipped {system}: {reason}" for system, reason in sorted(reasons)]
+
+
+PEERS: Final[Mapping[str, str]] = {
+    "pfl-research": "pfl==0.6.0",
+    "flower": "flwr[simulation]==1.41.0",
+    "flower-fleet": "flwr==1.42.0",
+}
+"""What pip installs for each peer, besides the torch that Shoal has; `bench.beside` runs the last."""
+INSTALL_S: Final = 1800.0
+"""Most seconds of an installation."""
+_READY: Final = "ready.txt"
+
+
+class MissingPeerError(ConfigError):
+    """A peer's environment is not there, or could not be made."""
+
+
+def folder(peer: str) -> Path:
+    """Return the folder of a peer's environment."""
+    return cache_dir() / "race" / peer
+
+
+def requirements(peer: str) -> tuple[str, ...]:
+    """Return what a peer's environment has: the peer, psutil, which counts CPU time, and the same torch as Shoal's."""
+    return PEERS[peer], "psutil", "torch==" + version("torch").partition("+")[0]
+
+
+def python_of(peer: str) -> Path:
+    """Return the Python of a peer's environment.
+
+    Raises:
+        MissingPeerError: it is not there, or has another version of the peer or of torch.
+    """
+    ready = folder(peer) / _READY
+    wanted = " ".join(requirements(peer))
+    if not ready.is_file() or ready.read_text() != wanted:
+        raise MissingPeerError(f"{wanted} is not installed in {folder(peer)}", hint="give --install")
+    return folder(peer) / "bin" / "python"
+
+
+def install_peer(peer: str, progress: Callable[[str], None]) -> Path:
+    """Make a peer's environment unless it is there; return its Python.
+
+    Raises:
+        MissingPeerError: pip can't install it.
+    """
+    try:
+        return python_of(peer)
+    except MissingPeerError:
+        pass
+    place, wanted = folder(peer), requirements(peer)
+    progress(f"installing {' '.join(wanted)} in {place}")
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        _run([sys.executable, "-m", "venv", str(place)])
+        _run([str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *wanted])
+    except (OSError, subprocess.SubprocessError) as error:
+        shutil.rmtree(place, ignore_errors=True)
+        said = getattr(error, "stderr", None) or str(error)
+        reason = said.strip().splitlines()[-1] if said.strip() else "no reason given"
+        raise MissingPeerError(
+            f"{' '.join(wanted)} can't be installed: {reason}",
+            hint="pip needs a package index: check the network, or name an index in PIP_INDEX_URL",
+        ) from error
+    write_atomic(place / _READY, " ".join(wanted).encode())
+    return python_of(peer)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)

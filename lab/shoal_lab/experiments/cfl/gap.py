@@ -4,10 +4,30 @@ Twenty devices, four groups, two labels swapped in each; plain federated learnin
 Def. 2) is computed on a round's masked updates, as the aggregator receives them, and also on the full gradients at the model
 that the round starts from. Above zero, the best bipartition cuts no group. Below zero it may also cut none (Remark 2 holds in
 one direction only), so this is reported as well. The paper shows one curve each; ours is the mean of ``--set trials=T`` splits.
+
+cfl-congruence: do norms tell congruent from incongruent devices? (Sattler et al., section VI-B, Fig. 7, Eqs 32 and 33).
+
+Two devices and plain federated learning. Congruent: one holds the digits 0 to 4, the other 5 to 9. Incongruent: both hold random
+images, and each swaps two labels of its own. Reported over the rounds are the norm of the mean and the larger of the two
+devices' norms, of the updates (the quantities of CFL's test) and, every few rounds, of the full gradients at the same model.
+
+The paper gives each device half of the training images; the default of ``--samples`` is far smaller here, to suit two cores.
+A model can memorise a few images, which in the end makes even swapped labels congruent; the result shows whether it did.
+
+cfl-noise: the chance of a right bipartition (Sattler et al., section II, Fig. 3, Eqs 30 and 31).
+
+k true gradients in d = 100 dimensions and the noise of m = 3k devices are drawn from normal distributions. The paper leaves two
+details open. Here the true gradients are centred, since they add up to zero at a stationary point (its Eq. 11), and the noise of
+a draw is scaled so that the largest relative noise of a device (Eq. 16) equals gamma. There are no devices and no training; the
+bipartition is the aggregator's own. Counted are draws with a positive separation gap, as in the paper's Fig. 3, and draws whose
+bipartition cuts no group, which is all that CFL needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,11 +35,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aggregator.numerics.gap import overlap
 from edge_client.learning.update import BatchOrder
 from shoal.errors import UsageError
 from shoal.protocol.messages import Share
 from shoal.protocol.recipe import LocalTraining
-from shoal.simulation.data import Population
+from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, simulate
 from shoal.simulation.engine.workforce import Workforce
 from shoal.simulation.shares import Shares
@@ -218,3 +239,198 @@ def _result(
             "positive_from": positive_from(history, axis),
         },
     )
+
+
+CASES: Final = ("incongruent", "congruent")
+HALF: Final = 5
+"""Digits of the first congruent device."""
+TAIL: Final = 0.1
+"""Share of the rounds, at the end, that the summary is taken over."""
+
+
+def population_of(case: str, data: Dataset, samples: int, seed: int) -> Population:
+    """Return the two devices of a case.
+
+    Raises:
+        UsageError: there are too few images.
+    """
+    if case == "incongruent":
+        return splits.relabelled(
+            data, "swap", devices=2, groups=2, samples=samples, seed=seed, shares=Shares(1.0, 0.0, 0.0)
+        )
+    rng = np.random.default_rng([seed, 3])
+    x = data.x_train.reshape(len(data.x_train), -1)
+    shards = []
+    for mine in (data.y_train < HALF, data.y_train >= HALF):
+        rows = rng.permutation(np.flatnonzero(mine))
+        if samples > len(rows):
+            raise UsageError(f"{samples} images of five digits: there are {len(rows)}")
+        shards.append(Shard(x[rows[:samples]], data.y_train[rows[:samples]]))
+    return Population(tuple(shards), groups=(0, 0))
+
+
+@dataclasses.dataclass(slots=True)
+class NormWatch:
+    """Records the norms of Eqs 32 and 33, of updates in every round and of gradients every ``gradients_every`` rounds."""
+
+    gradients_every: int
+    rows: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+    def __call__(self, seen: Observation) -> None:
+        """Look at one round."""
+        row = _norms(np.stack([c.row for c in seen.contributions]), "updates")
+        row["loss"] = float(np.mean([c.loss for c in seen.contributions]))
+        if self.gradients_every and (seen.round - 1) % self.gradients_every == 0:
+            (model,) = seen.plan.models
+            found = gradients(seen.workforce, seen.workforce.theta(seen.plan, model)) / np.float32(GRADIENT.lr)
+            row |= _norms(found, "gradients")
+        self.rows.append(row)
+
+
+def _norms(rows: np.ndarray, kind: str) -> dict[str, float]:
+    rows = rows.astype(np.float64)
+    return {
+        f"mean_{kind}": float(np.linalg.norm(rows.mean(0))),
+        f"largest_{kind}": float(np.linalg.norm(rows, axis=1).max()),
+    }
+
+
+def congruence(study: Study, options: Options, progress: Progress) -> Result:
+    """Run ``cfl-congruence``: both cases."""
+    data = datasets.load(options.values["dataset"], options.data_dir)
+    samples, rounds, network = options.samples or 0, options.rounds or 0, network_for(options, data)
+    watches, seconds = {}, []
+    for place, case in enumerate(CASES):
+        watches[case] = NormWatch(options.values["gradients_every"])
+
+        def told(closed: SimRound, done: int = place * rounds) -> None:
+            progress.round("fedavg", done + closed.round, len(CASES) * rounds, {"loss": closed.loss})
+
+        dealt = population_of(case, data, samples, options.seed)
+        done = watched_fedavg(options, options.seed, dealt, network, watches[case], told)
+        seconds.append(done.cpu_seconds_per_round)
+    return study.result(
+        options,
+        {"network": repr(network), "devices": 2},
+        accuracy=None,
+        clusters=1,
+        cpu_seconds_per_round=float(np.mean(seconds)),
+        history=[_row(r, watches) for r in range(rounds)],
+        extra={f"at_the_end_{case}": summary(watch.rows) for case, watch in watches.items()},
+    )
+
+
+def _row(index: int, watches: Mapping[str, NormWatch]) -> dict[str, Any]:
+    row: dict[str, Any] = {"round": index + 1}
+    for case, watch in watches.items():
+        for key, value in watch.rows[index].items():
+            row[f"loss_{case}" if key == "loss" else f"norm_{case}_{key}"] = float(f"{value:.5g}")
+    return row
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float | None]:
+    """Return, for each norm, its mean over the last tenth of the rounds as a share of its largest value in the run."""
+    tail = rows[-max(1, round(TAIL * len(rows))) :]
+    found: dict[str, float | None] = {}
+    for key in ("mean_updates", "largest_updates", "mean_gradients", "largest_gradients"):
+        whole, last = ([row[key] for row in part if key in row] for part in (rows, tail))
+        found[key] = float(np.mean(last) / max(whole)) if whole and last else None
+    found["loss"] = float(np.mean([row["loss"] for row in tail]))
+    return found
+
+
+DEVICES_PER_GROUP: Final = 3
+GROUPS: Final = {"default": (2, 3, 5, 10, 20), "paper": (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 50)}
+GAMMAS: Final = {
+    "default": (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0),
+    "paper": tuple(round(0.1 * i, 1) for i in range(1, 31)),
+}
+
+
+def draw(k: int, gamma: float, dimensions: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], list[int]]:
+    """Return the gradients of 3k devices, (3k, d) float32, and their groups.
+
+    Args:
+        k: groups.
+        gamma: the largest relative noise of a device (cfl Eq. 16).
+        dimensions: d.
+        rng: draws.
+    """
+    true = rng.standard_normal((k, dimensions))
+    true -= true.mean(0)
+    groups = np.repeat(np.arange(k), DEVICES_PER_GROUP)
+    noise = rng.standard_normal((len(groups), dimensions))
+    relative = np.linalg.norm(noise, axis=1) / np.linalg.norm(true[groups], axis=1)
+    noise *= gamma / relative.max()
+    return (true[groups] + noise).astype(np.float32), groups.tolist()
+
+
+def chance(k: int, gamma: float, trials: int, dimensions: int, seed: int) -> tuple[float, float]:
+    """Return the shares of ``trials`` draws with a positive gap, and with a bipartition that cuts no group."""
+    # A stream for each point, so that a point's result does not depend on the grid.
+    rng = np.random.default_rng([seed, k, round(gamma * 1000)])
+    found = []
+    for _ in range(trials):
+        rows, groups = draw(k, gamma, dimensions, rng)
+        found.append(gap_of(list(rows), groups))
+    return float(np.mean([g.gap > 0 for g in found])), float(np.mean([g.right for g in found]))
+
+
+def guaranteed(k: int, gamma: float) -> bool:
+    """Return whether Theorem 1 guarantees a right bipartition if every device has relative noise ``gamma``."""
+    if gamma >= 1.0:
+        return False
+    alike = overlap(gamma, gamma)
+    return alike - cross_max_bound(k, alike) > 0
+
+
+def cross_max_bound(k: int, alike: float) -> float:
+    """Return the upper bound of cfl Eq. 19 on the similarity across the best bipartition of k groups with an overlap."""
+    angle = math.pi / (k - 1)
+    if alike < math.cos(angle):
+        return 1.0
+    return math.cos(angle) * alike + math.sin(angle) * math.sqrt(1.0 - alike**2)
+
+
+def noise_chances(study: Study, options: Options, progress: Progress) -> Result:
+    """Run ``cfl-noise``."""
+    trials, dimensions = options.values["trials"], options.values["dimensions"]
+    if trials < 1 or dimensions < 2:
+        raise UsageError(f"{trials} trials in {dimensions} dimensions")
+    points = [(k, gamma) for k in GROUPS[options.grid] for gamma in GAMMAS[options.grid]]
+    history: list[dict[str, Any]] = []
+    begin_s = time.process_time()
+    for k, gamma in points:
+        positive, right = chance(k, gamma, trials, dimensions, options.seed)
+        history.append({"k": k, "gamma": gamma, "chance": positive, "right": right, "guaranteed": guaranteed(k, gamma)})
+        progress.round("cfl", len(history), len(points), history[-1])
+    beyond = [row for row in history if row["k"] >= 10 and row["gamma"] >= 1.0]
+    return study.result(
+        options,
+        {
+            "devices": f"{DEVICES_PER_GROUP} k",
+            "gamma": "of the noisiest device",
+            "true_gradients": "normal, centred",
+            "grid": options.grid,
+            "mask": "nothing leaves a device",
+        },
+        accuracy=None,
+        clusters=2,
+        cpu_seconds_per_round=time.process_time() - begin_s,
+        history=history,
+        extra={
+            "gamma_limit": {str(k): largest_gamma(history, k) for k in GROUPS[options.grid]},
+            "guaranteed_wrong": sum(row["guaranteed"] and row["right"] < 1.0 for row in history),
+            "least_chance_k10_gamma1": min((row["chance"] for row in beyond if row["gamma"] == 1.0), default=None),
+        },
+    )
+
+
+def largest_gamma(history: list[dict[str, Any]], k: int) -> float | None:
+    """Return the largest gamma up to which at least 95% of the draws with ``k`` groups have a positive gap."""
+    limit = None
+    for row in sorted((r for r in history if r["k"] == k), key=lambda r: float(r["gamma"])):
+        if row["chance"] < 0.95:
+            break
+        limit = float(row["gamma"])
+    return limit

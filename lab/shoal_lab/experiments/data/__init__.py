@@ -3,8 +3,8 @@
 - Nothing is downloaded unless ``shoal data fetch`` asks for it; the SHA-256 of every fetched file is checked.
 - Splits depend on the seed alone, and report the true groups apart from the samples.
 
-`datasets` finds and loads images, `download` fetches MNIST, `leaf` and `text` read LEAF and AG-News, `generators` makes
-Synthetic(alpha, beta), `splits` and `shares` divide samples among devices, `cli` is ``shoal data``.
+`datasets` finds and loads images, `download` fetches MNIST, `text` reads LEAF and AG-News, `splits` divides
+samples among devices and draws Synthetic(alpha, beta), `cli` is ``shoal data``.
 
 Example: ten samples cut 60/20/20 into training, validation and test.
 

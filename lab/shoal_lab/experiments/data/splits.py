@@ -2,6 +2,9 @@
 
 The true groups are in `Population.groups`, which strategies don't receive. Images are flattened to (n, pixels). Shards are
 views of a few large arrays, so a population takes little more memory than its samples.
+
+
+`synthetic` draws the data of Synthetic(alpha, beta); linear mixtures are in `shoal_lab.experiments.ifca.synthetic`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.simulation.data import Population, Shard, shards_of
-from shoal.simulation.shares import CFL_SHARES, NINETY_TEN, Shares, cut, population_of
+from shoal.simulation.shares import CFL_SHARES, NINETY_TEN, Shares, by_shard, cut, population_of
 from shoal_lab.experiments.data.datasets import CLASSES, Dataset
 
 Images = NDArray[np.float32]
@@ -220,3 +223,37 @@ def _flat(x: Images) -> Images:
 def _turned(x: Images, quarters: int) -> Images:
     """Return images (n, ..., h, w), turned by ``quarters``, as a contiguous (n, pixels)."""
     return np.ascontiguousarray(np.rot90(x, quarters, axes=(-2, -1))).reshape(len(x), -1)
+
+
+SYNTHETIC_INPUTS: Final = 60
+SYNTHETIC_CLASSES: Final = 10
+SYNTHETIC_LEAST: Final = 50
+SIZE_LOG_MEAN: Final = 4.0
+SIZE_LOG_SIGMA: Final = 2.0
+COVARIANCE_POWER: Final = -1.2
+
+
+def synthetic(alpha: float, beta: float, *, devices: int = 100, seed: int, shares: Shares = NINETY_TEN) -> Population:
+    """Return Synthetic(alpha, beta) (Shamir et al. as in FedProx, section 5.1; FedGroup, section V-A).
+
+    Device i labels x by argmax(W x + b), W (10, 60) and b drawn around u_i ~ N(0, alpha); x ~ N(v_i, diag(j^-1.2)), each
+    coordinate of v_i around B_i ~ N(0, beta); it has 50 + lognormal(4, 2) samples. Alpha and beta are deviations, as in
+    FedProx's generator.
+
+    Raises:
+        UsageError: alpha or beta is negative, or there is no device.
+    """
+    if alpha < 0 or beta < 0 or devices < 1:
+        raise UsageError(f"Synthetic({alpha}, {beta}) with {devices} devices can't be made")
+    rng = np.random.default_rng(seed)
+    counts = rng.lognormal(SIZE_LOG_MEAN, SIZE_LOG_SIGMA, devices).astype(np.int64) + SYNTHETIC_LEAST
+    model_means, input_means = rng.normal(0, alpha, devices), rng.normal(0, beta, devices)
+    deviations = np.sqrt(np.arange(1, SYNTHETIC_INPUTS + 1, dtype=np.float64) ** COVARIANCE_POWER)
+    shards = []
+    for count, model_mean, input_mean in zip(counts, model_means, input_means, strict=True):
+        centre = rng.normal(input_mean, 1, SYNTHETIC_INPUTS)
+        weights = rng.normal(model_mean, 1, (SYNTHETIC_INPUTS, SYNTHETIC_CLASSES))
+        bias = rng.normal(model_mean, 1, SYNTHETIC_CLASSES)
+        x = centre + deviations * rng.standard_normal((int(count), SYNTHETIC_INPUTS))
+        shards.append(Shard(x.astype(np.float32), (x @ weights + bias).argmax(1).astype(np.int64)))
+    return by_shard(shards, seed=seed, shares=shares)

@@ -1,7 +1,7 @@
-"""Experiments of Duan et al., "FedGroup", that are programs of their own, and the placement of late devices.
+"""The placement of late devices; the tables of Duan et al., "FedGroup", are in `shoal_lab.experiments.studies`.
 
-- `heterogeneity` runs the paper's Table I.
-- `newcomers` compares how CFL and FedGroup place devices that join later. Neither paper has figures for it.
+- `newcomers` compares how CFL and FedGroup place devices that join later.
+- Neither paper has figures for it.
 
 Example: ``shoal simulate newcomers`` runs `newcomers`.
 """

@@ -1,4 +1,10 @@
-"""The data and the network of studies that are tables: `TASKS` has a function of the options for each name."""
+"""The data and the network of studies that are tables: `TASKS` has a function of the options for each name.
+
+`TweetLstm` is the network of fedgroup-sent140: two layers of LSTM over word vectors, then two dense layers (Duan et al., Table
+II). Word vectors are frozen, so they are no part of theta: every device has the same, drawn from a fixed seed. Sizes are those of
+the published model (243,861 parameters), but for torch's second bias in each LSTM layer (800), and two outputs in place of one
+(31).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from shoal.errors import DataError, UsageError
 from shoal.simulation.data import Population, Shard, shards_of
 from shoal.simulation.trainers.networks import Cnn, Lstm, Network, OneHidden, Softmax
 from shoal_lab.experiments.common.experiment import Options
-from shoal_lab.experiments.data import datasets, generators, leaf, splits, text
+from shoal_lab.experiments.data import datasets, splits, text
 from shoal_lab.experiments.data.datasets import CLASSES, Dataset
-from shoal_lab.experiments.data.leaf import Person
+from shoal_lab.experiments.data.text import Person
 
 LEAST: Final = 10
 """Fewest samples of a person in FedGroup's experiments."""
@@ -123,8 +132,8 @@ def _cnn(options: Options, **shape: int) -> Cnn:
 
 def _writers(options: Options) -> Task:
     """Handwriting by writer, whose last layer alone may be clustered."""
-    population = leaf.by_writer(leaf.load_femnist(options.data_dir), devices=options.devices, seed=options.seed)
-    network = _cnn(options, side=math.isqrt(leaf.FEMNIST_PIXELS), classes=leaf.FEMNIST_CLASSES)
+    population = text.by_writer(text.load_femnist(options.data_dir), devices=options.devices, seed=options.seed)
+    network = _cnn(options, side=math.isqrt(text.FEMNIST_PIXELS), classes=text.FEMNIST_CLASSES)
     last = sum(math.prod(shape) for shape in network.shapes[-2:])
     found = {"devices": len(population), "samples": int(population.samples.max()), "clustered_coordinates": last}
     return Task(population, network, found, (("shared", network.length - last), ("cluster", last)))
@@ -132,20 +141,18 @@ def _writers(options: Options) -> Task:
 
 def _letters(options: Options) -> Task:
     """Handwriting by writer, lower-case letters only unless all are asked for."""
-    people, classes = leaf.load_femnist(options.data_dir), leaf.FEMNIST_CLASSES
+    people, classes = text.load_femnist(options.data_dir), text.FEMNIST_CLASSES
     if one_of(options, "classes", ("lower", "all")) == "lower":
-        people, classes = lower_case(people), leaf.FEMNIST_CLASSES - LOWER_FROM
-    network: Network = Softmax(leaf.FEMNIST_PIXELS, classes)
+        people, classes = lower_case(people), text.FEMNIST_CLASSES - LOWER_FROM
+    network: Network = Softmax(text.FEMNIST_PIXELS, classes)
     if one_of(options, "model", ("mclr", "mlp")) == "mlp":
-        network = OneHidden(leaf.FEMNIST_PIXELS, options.values["hidden"], classes)
+        network = OneHidden(text.FEMNIST_PIXELS, options.values["hidden"], classes)
     return _of_people(options, people, network)
 
 
 def _tweets(options: Options) -> Task:
     """Tweets by account."""
-    from shoal_lab.experiments.studies.lstm import TweetLstm
-
-    people, vocabulary = leaf.load_sent140(options.data_dir)
+    people, vocabulary = text.load_sent140(options.data_dir)
     network = TweetLstm(len(vocabulary), options.values["embedding"], options.values["hidden"])
     found = {"vocabulary": len(vocabulary), "vectors": "drawn at random, frozen"}
     return _of_people(options, people, network, found)
@@ -156,7 +163,7 @@ def _of_people(
 ) -> Task:
     able = max(1, sum(len(p.train) + len(p.test) >= LEAST and len(p.train) > 0 for p in people))
     devices = options.devices or min(options.values["people"], able)
-    population = leaf.by_writer(people, devices=devices, seed=options.seed, least=LEAST)
+    population = text.by_writer(people, devices=devices, seed=options.seed, least=LEAST)
     return Task(population, network, {"devices": devices, **(found or {})})
 
 
@@ -204,8 +211,8 @@ def identical(population: Population, seed: int) -> Population:
 def _synthetic(options: Options) -> Task:
     """Drawn samples with a labelling of each device's own."""
     alpha, beta = options.values["shape_alpha"], options.values["shape_beta"]
-    population = generators.synthetic(alpha, beta, **options.of("devices", "seed"))
-    return Task(population, Softmax(generators.SYNTHETIC_INPUTS, generators.SYNTHETIC_CLASSES))
+    population = splits.synthetic(alpha, beta, **options.of("devices", "seed"))
+    return Task(population, Softmax(splits.SYNTHETIC_INPUTS, splits.SYNTHETIC_CLASSES))
 
 
 TASKS: Final[Mapping[str, Callable[[Options], Task]]] = {
@@ -218,3 +225,42 @@ TASKS: Final[Mapping[str, Callable[[Options], Task]]] = {
     "power-law": _power_law,
     "synthetic": _synthetic,
 }
+
+
+VECTORS_SEED: Final = 140
+DENSE: Final = 30
+LAYERS: Final = 2
+OUTPUTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TweetLstm(Network):
+    """Negative or positive: x (n, words) int64, y (n,) int64.
+
+    Attributes:
+        vocabulary: tokens; embedding: length of a word's vector; hidden: units of a layer.
+        vectors: shape (vocabulary, embedding), float32: the words' vectors.
+    """
+
+    vocabulary: int
+    embedding: int = 300
+    hidden: int = 100
+    vectors: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        drawn = np.random.default_rng(VECTORS_SEED).standard_normal((self.vocabulary, self.embedding), np.float32)
+        object.__setattr__(self, "vectors", torch.from_numpy(drawn))
+
+    def module(self) -> nn.Module:
+        """Return the trained layers as a fresh torch module, initialised from torch's global generator."""
+        lstm = nn.LSTM(self.embedding, self.hidden, LAYERS, batch_first=True)
+        return nn.ModuleList([lstm, nn.Linear(self.hidden, DENSE), nn.Linear(DENSE, OUTPUTS)])
+
+    def forward(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return logits (n, 2) of the state after the last word; as published, there is no activation between dense layers."""
+        words = functional.embedding(x, self.vectors.to(x.device))
+        zeros = words.new_zeros(LAYERS, len(x), self.hidden)
+        weights = list(params[: 4 * LAYERS])
+        states = torch.lstm(words, (zeros, zeros), weights, True, LAYERS, 0.0, True, False, True)[0]
+        w1, b1, w2, b2 = params[4 * LAYERS :]
+        return functional.linear(functional.linear(states[:, -1], w1, b1), w2, b2)

@@ -1,4 +1,4 @@
-"""A fleet's data, network and local training, as `images`, `tables` and `natural` make them."""
+"""A fleet's data, network and local training, as `images` and `tables` make them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from shoal.simulation.engine.simulate import Observation, SimResult, SimRound, s
 from shoal.simulation.trainers.networks import origins
 from shoal.util.console import counted
 from shoal_lab.experiments.common.experiment import Options, Progress, Result, Study
-from shoal_lab.experiments.wild import images, natural, scenarios, tables
+from shoal_lab.experiments.wild import images, scenarios, tables
 from shoal_lab.experiments.wild.fleets import Fleet
 
 EVALUATIONS: Final = 10
@@ -127,7 +127,7 @@ def fleet_of(name: str, seed: int, data_dir: Path | None, samples: int | None, t
     """
     scenario = scenarios.find(name)
     if scenario.data in scenarios.NATURAL:
-        return natural.deal(scenario, seed=seed, data_dir=data_dir)
+        return tables.deal_real(scenario, seed=seed, data_dir=data_dir)
     if not scenario.needs:
         return tables.deal(scenario, seed=seed)
     return images.deal(scenario, seed=seed, data_dir=data_dir, samples=samples, test_images=test_images)

@@ -1,7 +1,7 @@
 """The scenarios of the experiment ``wild``: fleets whose devices differ in ways that the papers' tables do not have.
 
 A scenario says which images or table the devices hold and how these differ: by group, by mix of labels, by number, over time.
-`images`, `tables` and `natural` make its data. fleets.toml has the fleets; names end in ``-cnn`` if the devices train a CNN
+`images` and `tables` make its data. fleets.toml has the fleets; names end in ``-cnn`` if the devices train a CNN
 instead of one hidden layer.
 """
 
@@ -28,7 +28,7 @@ class Scenario:
     Attributes:
         kind: a key of `KINDS`.
         title: a description in one line.
-        data: ``mnist``, ``fashion-mnist``, a table of `tables`, or a fleet of `natural`.
+        data: ``mnist``, ``fashion-mnist``, or a table or a real fleet of `tables`.
         groups: the group of each device; devices with images are shuffled unless ``later`` is given. Group 0 holds plain data.
             Without any, a table's groups take turns.
         shift: how groups differ, a name that `images.shifted` knows; for tables ``scaled``: by the scale of their features only.
@@ -41,7 +41,7 @@ class Scenario:
         faulty: number of devices with random labels, or, with ``noise``, with images of noise.
         participation: share of the devices drawn for a round.
         min_contributors: fewest devices in a mean that the owner allows.
-        regression: whether a fleet of `natural` predicts the figure itself instead of its class.
+        regression: whether a real fleet of `tables` predicts the figure itself instead of its class.
         network: ``mlp`` (one hidden layer of 64 units) or ``cnn`` (8 filters of 5x5, 32 units).
     """
 

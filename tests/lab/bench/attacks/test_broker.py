@@ -13,7 +13,7 @@ from shoal_lab.bench.attacks.broker import (
     watched_masking,
 )
 from shoal_lab.bench.attacks.lab import CLASSES
-from shoal_lab.loopback.faults import Hop, Passage
+from shoal_lab.loopback.transport import Hop, Passage
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import mask

@@ -31,8 +31,8 @@ from shoal_lab.bench.attacks.past import (
     since,
     steal,
 )
-from shoal_lab.loopback.faults import Hop, Passage
 from shoal_lab.loopback.fleet import LoopbackFleet
+from shoal_lab.loopback.transport import Hop, Passage
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.derivation import derive

@@ -4,10 +4,10 @@ import itertools
 import time
 
 import pytest
-from shoal_lab.bench.load import fleet_load, measurement
+from shoal_lab.bench.load import fleet_load, measurement, page_readers
 from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.bench.load.fleet_load import Sample
-from shoal_lab.bench.load.measurement import figures, page_reader
+from shoal_lab.bench.load.measurement import figures
 
 from shoal.errors import ConfigError, UsageError
 from shoal.transport.local_broker import free_port
@@ -76,12 +76,12 @@ def test_growth_is_of_training_rounds():
 
 def test_reader_follows_events_and_metrics(tmp_path, monkeypatch):
     """A page that is not there yet is waited for."""
-    monkeypatch.setattr(measurement, "SCRAPE_S", 0.01)
-    with page_reader(free_port()) as read:
+    monkeypatch.setattr(page_readers, "SCRAPE_S", 0.01)
+    with page_readers.page_reader(free_port()) as read:
         time.sleep(0.03)
     assert read == {"events": 0, "metrics": 0}
     place = PagePlace(tmp_path, names(3))
-    with page_reader(place.server.port) as read, place:
+    with page_readers.page_reader(place.server.port) as read, place:
         place.publish()
         until(lambda: read["events"] >= 1 and read["metrics"] >= 3)
         place.publish(received=1)

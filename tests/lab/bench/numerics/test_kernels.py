@@ -7,8 +7,15 @@ import math
 
 import numpy as np
 import pytest
-from shoal_lab.bench.numerics.kernels import Bench, measure_training, training_flops, words
-from shoal_lab.bench.numerics.naive import cubic_madc, randomised_edc, union_find
+from shoal_lab.bench.numerics.kernels import (
+    Bench,
+    cubic_madc,
+    measure_training,
+    randomised_edc,
+    training_flops,
+    union_find,
+    words,
+)
 
 from aggregator.numerics.embedding import edc, madc
 from tests.helpers.trees import python

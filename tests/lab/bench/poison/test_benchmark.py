@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.poison import fleets
+from shoal_lab.bench.poison import benchmark as fleets
 from shoal_lab.bench.poison.benchmark import attacked, measure
 
 from shoal import limits

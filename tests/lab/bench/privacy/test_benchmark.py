@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shoal_lab.bench.attacks.base import Picture, Result
-from shoal_lab.bench.privacy.benchmark import mode_report, rows_of, shown, verdict, words
-from shoal_lab.bench.privacy.page import page, png
+from shoal_lab.bench.privacy.benchmark import mode_report, page, png, rows_of, shown, verdict, words
 
 SQUARE = np.linspace(0, 1, 9, dtype=np.float32).reshape(3, 3)
 COUNTS = Result(

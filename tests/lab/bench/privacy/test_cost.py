@@ -1,7 +1,7 @@
 """The cost of a mask, and the computations that it allows."""
 
 import pytest
-from shoal_lab.bench.privacy.cost import measure_computed, measure_cost, measure_seal
+from shoal_lab.bench.privacy.benchmark import measure_computed, measure_cost, measure_seal
 
 from crypto.mask.modes.registry import MODES
 

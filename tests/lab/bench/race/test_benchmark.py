@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from shoal_lab.bench.race import benchmark, environments
+from shoal_lab.bench.race import benchmark
 from shoal_lab.bench.race.benchmark import SHOAL, SYSTEMS, measure, program, rows_of, words
 from shoal_lab.bench.race.tasks import TASKS
 
@@ -30,13 +30,13 @@ def answers(cpu_s, accuracy):
 def scripts(work_file, monkeypatch, tmp_path):
     """A function that makes scripts the Pythons of systems, and races them; no peer is installed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    find = environments.find
+    find = benchmark.python_of
 
     def race(texts, systems):
         for name, text in texts.items():
             (tmp_path / name).write_text(text.format(python=sys.executable, rounds=ROUNDS))
             (tmp_path / name).chmod(0o755)
-        monkeypatch.setattr(environments, "find", lambda name: tmp_path / name if name in texts else find(name))
+        monkeypatch.setattr(benchmark, "python_of", lambda name: tmp_path / name if name in texts else find(name))
         if SHOAL in texts:
             monkeypatch.setattr(benchmark.sys, "executable", str(tmp_path / SHOAL))
         return measure(tasks=["logistic"], systems=systems, rounds=ROUNDS, progress=print)
@@ -99,8 +99,8 @@ def test_each_system_learns_as_much(work_file):
     found = {}
     for system in SYSTEMS:
         try:
-            python = environments.find(system) if system in environments.PEERS else sys.executable
-        except environments.MissingPeerError:
+            python = benchmark.python_of(system) if system in benchmark.PEERS else sys.executable
+        except benchmark.MissingPeerError:
             continue
         with program(system, python, path, TASKS["logistic"], ROUNDS) as running:
             assert all(running.round()["cpu_s"] > 0 for _ in range(ROUNDS))

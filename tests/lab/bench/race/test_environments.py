@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
-from shoal_lab.bench.race import environments
-from shoal_lab.bench.race.environments import MissingPeerError, find, folder, install, requirements
+from shoal_lab.bench.race import benchmark as environments
+from shoal_lab.bench.race.benchmark import MissingPeerError, folder, install_peer, python_of, requirements
 
 pytestmark = pytest.mark.torch
 PEER = "pfl-research"
@@ -24,17 +24,22 @@ def test_environment_is_made_once_and_anew(monkeypatch):
         environments, "_run", lambda command: (ran.append(command), folder(PEER).mkdir(parents=True, exist_ok=True))
     )
     with pytest.raises(MissingPeerError, match=r"pfl==.* is not installed in") as caught:
-        find(PEER)
+        python_of(PEER)
     assert caught.value.hint == "give --install"
-    assert install(PEER, told.append) == install(PEER, told.append) == find(PEER) == folder(PEER) / "bin" / "python"
+    assert (
+        install_peer(PEER, told.append)
+        == install_peer(PEER, told.append)
+        == python_of(PEER)
+        == folder(PEER) / "bin" / "python"
+    )
     assert [command[1:3] for command in ran] == [["-m", "venv"], ["-m", "pip"]]
     assert ran[1][-3:] == list(requirements(PEER))
     assert ran[1][-1] == "torch==" + torch.__version__.partition("+")[0]
     assert len(told) == 1
     monkeypatch.setattr(environments, "PEERS", {PEER: "pfl==99"})
     with pytest.raises(MissingPeerError, match="pfl==99"):
-        find(PEER)
-    install(PEER, told.append)
+        python_of(PEER)
+    install_peer(PEER, told.append)
     assert len(ran) == 4
 
 
@@ -57,6 +62,6 @@ def test_failed_installation_gives_a_reason(monkeypatch, error, reason):
 
     monkeypatch.setattr(environments, "_run", fail)
     with pytest.raises(MissingPeerError, match=f"can't be installed: .*{reason}") as caught:
-        install(PEER, print)
+        install_peer(PEER, print)
     assert "check the network" in caught.value.hint
     assert not folder(PEER).exists()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from shoal_lab.bench.race.turns import descendants_cpu_s
+from shoal_lab.bench.race.tasks import descendants_cpu_s
 
 from tests.helpers.trees import ROOT
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 PROGRAM = """
 import sys
-from shoal_lab.bench.race.turns import Turns
+from shoal_lab.bench.race.tasks import Turns
 
 turns = Turns()
 print("a library's chatter")
@@ -80,7 +80,7 @@ def test_time_of_started_processes_counts():
         spent = descendants_cpu_s() - before
         apart = json.loads(
             subprocess.run(
-                [sys.executable, "-c", "from shoal_lab.bench.race.turns import *; print(descendants_cpu_s())"],
+                [sys.executable, "-c", "from shoal_lab.bench.race.tasks import *; print(descendants_cpu_s())"],
                 env={"PYTHONPATH": str(ROOT)},
                 capture_output=True,
                 check=True,

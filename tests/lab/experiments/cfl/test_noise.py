@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.cfl import noise as cfl_noise
+from shoal_lab.experiments.cfl import gap as cfl_noise
 
 from shoal.errors import UsageError
 from tests.helpers.studies import run

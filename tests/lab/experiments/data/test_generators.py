@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.data.generators import synthetic
+from shoal_lab.experiments.data.splits import synthetic
 
 from shoal.errors import UsageError
 from shoal.simulation.shares import statistics

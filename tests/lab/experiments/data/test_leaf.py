@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.data.leaf import by_writer, load_femnist, load_sent140
+from shoal_lab.experiments.data.text import by_writer, load_femnist, load_sent140
 
 from shoal.errors import DataError, UsageError
 from tests.helpers.datafiles import leaf

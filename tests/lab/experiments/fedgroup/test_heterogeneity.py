@@ -1,8 +1,8 @@
 """fedgroup-heterogeneity: Table I's figures, and the split that the paper calls IID."""
 
 import numpy as np
-from shoal_lab.experiments.fedgroup.heterogeneity import figures
 from shoal_lab.experiments.figures import panels_of
+from shoal_lab.experiments.studies.run import figures
 from shoal_lab.experiments.studies.tasks import identical
 
 from shoal.simulation.data import Population, Shard

@@ -6,7 +6,7 @@ import torch
 from shoal_lab.experiments.common.experiment import Options
 from shoal_lab.experiments.common.paper import paper_options
 from shoal_lab.experiments.ifca import synthetic
-from shoal_lab.experiments.ifca.linear import (
+from shoal_lab.experiments.ifca.synthetic import (
     Batch,
     Point,
     make_mixture,

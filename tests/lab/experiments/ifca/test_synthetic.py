@@ -4,7 +4,7 @@ import pytest
 from shoal_lab.experiments import registry
 from shoal_lab.experiments.common.experiment import Options
 from shoal_lab.experiments.ifca import synthetic
-from shoal_lab.experiments.ifca.linear import Point
+from shoal_lab.experiments.ifca.synthetic import Point
 
 from shoal.errors import UsageError
 from tests.helpers.studies import run

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from shoal_lab.experiments.studies.lstm import TweetLstm
+from shoal_lab.experiments.studies.tasks import TweetLstm
 
 from shoal.simulation.trainers.networks import unflatten
 

@@ -4,8 +4,8 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from shoal_lab.experiments.studies import scores as module
-from shoal_lab.experiments.studies.scores import Scores, decided
+from shoal_lab.experiments.studies import watch as module
+from shoal_lab.experiments.studies.watch import Scores, decided
 
 from aggregator.strategies.base import ClusterModel, Event, Outcome, RoundPlan, final_assignment
 from shoal.protocol.messages import Phase

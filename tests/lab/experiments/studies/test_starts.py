@@ -1,7 +1,7 @@
 """What is reported of random starts, broadcasts and pure clusters."""
 
 import pytest
-from shoal_lab.experiments.studies.starts import pure_from, starts_of
+from shoal_lab.experiments.studies.watch import pure_from, starts_of
 
 from aggregator.strategies.base import Event
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.data.leaf import Person
+from shoal_lab.experiments.data.text import Person
 from shoal_lab.experiments.studies.tasks import lower_case
 
 from shoal.errors import DataError

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from shoal_lab.experiments.wild import goals
-from shoal_lab.experiments.wild.goals import GOALS, Goal
-from shoal_lab.experiments.wild.page import COLUMNS
+from shoal_lab.experiments.wild import page as goals
+from shoal_lab.experiments.wild.page import COLUMNS, GOALS, Goal
 from shoal_lab.experiments.wild.scenarios import SCENARIOS
 
 RUN = {
@@ -51,7 +50,7 @@ def test_goals_are_for_known_fleets():
 
 
 def test_the_table_says_what_is_reached():
-    found = goals.table({"alike-dirichlet-0.1": {"cfl": [RUN, {"personal_mean": 96.0}]}}, COLUMNS).splitlines()
+    found = goals.goals_table({"alike-dirichlet-0.1": {"cfl": [RUN, {"personal_mean": 96.0}]}}, COLUMNS).splitlines()
     single = found[2 : 2 + len(GOALS)]
     assert single[-1] == "| `alike-dirichlet-0.1` | CFL | with the finish | 94.0 | 90.0; 84.0 96.0 | no |"
     assert single[0].endswith("| 82.0 | - | - |")
@@ -64,4 +63,4 @@ def test_the_table_says_what_is_reached():
 )
 def test_groups_are_counted_over_all_seeds(clusters, end):
     runs = [{"clusters": n, "parameters": {"groups": 1}} for n in clusters]
-    assert goals.table({"alike": {"ifca": runs}}, COLUMNS).splitlines()[-3].endswith(f"| 5 of 5 | {end}")
+    assert goals.goals_table({"alike": {"ifca": runs}}, COLUMNS).splitlines()[-3].endswith(f"| 5 of 5 | {end}")

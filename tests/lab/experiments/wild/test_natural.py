@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from shoal_lab.experiments.data.datasets import MissingDataError
-from shoal_lab.experiments.wild import natural
+from shoal_lab.experiments.wild import tables as natural
 from shoal_lab.experiments.wild.scenarios import SCENARIOS
 
 from shoal.errors import DataError
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, s in SCENARIOS.items() if s.data in ("cmapss", "air")])
 def test_shares_are_raw_or_in_fleet_scale(name, folder):
-    fleet = natural.deal(SCENARIOS[name], seed=0, data_dir=folder)
+    fleet = natural.deal_real(SCENARIOS[name], seed=0, data_dir=folder)
     shares = fleet.population.train, fleet.population.validation, fleet.population.test
     assert [{len(s) for s in shards} for shards in shares] == [{180}, {60}, {200}]
     kind = np.float32 if SCENARIOS[name].regression else np.int64
@@ -49,7 +49,7 @@ def test_shares_are_raw_or_in_fleet_scale(name, folder):
 
 
 def test_no_engine_is_in_two_shares(folder):
-    population = natural.deal(SCENARIOS["cmapss"], seed=1, data_dir=folder).population
+    population = natural.deal_real(SCENARIOS["cmapss"], seed=1, data_dir=folder).population
     engines = [
         {round(float(v), 4) for v in s.x[:, 0]} for s in (*population.train, *population.validation, *population.test)
     ]
@@ -58,7 +58,7 @@ def test_no_engine_is_in_two_shares(folder):
 
 
 def test_validation_and_test_are_later(folder):
-    population = natural.deal(SCENARIOS["air"], seed=1, data_dir=folder).population
+    population = natural.deal_real(SCENARIOS["air"], seed=1, data_dir=folder).population
     for train, validation, test in zip(population.train, population.validation, population.test, strict=True):
         assert train.x[:, 1].max() < validation.x[:, 1].min()
         assert validation.x[:, 1].max() < test.x[:, 1].min()
@@ -67,8 +67,8 @@ def test_validation_and_test_are_later(folder):
 def test_a_missing_or_broken_file_is_named(folder):
     (folder / "air.npz").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(DataError, match=r"air.npz can't be read") as caught:
-        natural.deal(SCENARIOS["air"], seed=0, data_dir=folder)
+        natural.deal_real(SCENARIOS["air"], seed=0, data_dir=folder)
     assert "numpy.savez" in caught.value.hint
     (folder / "cmapss.npz").unlink()
     with pytest.raises(MissingDataError, match=r"cmapss.npz is missing"):
-        natural.deal(SCENARIOS["cmapss"], seed=0, data_dir=folder)
+        natural.deal_real(SCENARIOS["cmapss"], seed=0, data_dir=folder)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from shoal_lab.loopback.faults import Hop
+from shoal_lab.loopback.transport import Hop
 
 from aggregator import run_service
 from crypto.seal.envelope import GROUP_MAGIC, MEMBER_MAGIC, read_head

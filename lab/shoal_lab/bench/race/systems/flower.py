@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal_lab.bench.race.systems.models import accuracy, module
-from shoal_lab.bench.race.tasks import Work
-from shoal_lab.bench.race.turns import Turns
+from shoal_lab.bench.race.tasks import Turns, Work
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal_lab.bench.race.systems.models import accuracy, given, module
-from shoal_lab.bench.race.turns import Turns
+from shoal_lab.bench.race.tasks import Turns
 
 
 class Model(nn.Module):

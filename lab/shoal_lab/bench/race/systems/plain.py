@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from shoal_lab.bench.race.systems.models import accuracy, given, module
-from shoal_lab.bench.race.turns import Turns
+from shoal_lab.bench.race.tasks import Turns
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ from shoal.simulation.data import Population, shards_of
 from shoal.simulation.engine.simulate import SimRound, simulate
 from shoal.simulation.trainers.networks import Cnn, Network, OneHidden, Softmax
 from shoal_lab.bench.race.systems.models import accuracy, given, layers, module
-from shoal_lab.bench.race.tasks import Task
-from shoal_lab.bench.race.turns import Turns
+from shoal_lab.bench.race.tasks import Task, Turns
 from shoal_lab.experiments.common.paper import paper_options
 
 
