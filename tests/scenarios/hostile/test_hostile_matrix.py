@@ -157,7 +157,7 @@ def test_nothing_hostile_is_believed(tmp_path, caplog, undisturbed, channel):
             for party in (scene.fleet.service, *(d.runtime for d in scene.fleet.devices.values())):
                 party._refusals._known.clear()  # or a reason that another kind has used is logged later
             # Otherwise a reminder so soon after the last one is dropped unopened.
-            scene.fleet.service.uploads._retransmission._reminded_s.clear()
+            scene.fleet.service.uploads.answers._reminded_s.clear()
             KINDS[kind](scene, channel)
             found = reasons(caplog)
             if row[channel]:
