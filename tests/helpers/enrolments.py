@@ -15,11 +15,33 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
+from shoal.protocol.enrolment import EnrolStatement, Token
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
 
 NOW_S = int(time.time())
 TOPICS = Topics("reef")
+TOKEN = Token(
+    fleet="reef",
+    broker="mqtt://broker.example",
+    owner="owner-print",
+    aggregator="aggregator-print",
+    expires_at_s=2_000,
+    secret=bytes(range(16)),
+)
+
+
+def statement_of(token, card, asked_at_s=NOW_S):
+    """Return the statement that a device's request under ``token`` makes, with any card."""
+    return EnrolStatement(
+        fleet=token.fleet,
+        owner=token.owner,
+        aggregator=token.aggregator,
+        token=token_id(token.secret),
+        expires_at_s=token.expires_at_s,
+        asked_at_s=asked_at_s,
+        card=card,
+    )
 
 
 class Scene:

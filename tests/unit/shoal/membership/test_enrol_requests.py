@@ -2,18 +2,10 @@
 
 from crypto.seal.identity import Identity
 from shoal.membership.enrol_requests import make_request, token_id
-from shoal.protocol.enrolment import Token
+from tests.helpers.enrolments import TOKEN
 from tests.helpers.receiving import RECEIVING
 
 DEVICE = Identity.generate("dev-1")
-TOKEN = Token(
-    fleet="reef",
-    broker="mqtt://broker.example",
-    owner="owner-print",
-    aggregator="aggregator-print",
-    expires_at_s=2_000,
-    secret=bytes(range(16)),
-)
 
 
 def test_the_token_stays_secret():

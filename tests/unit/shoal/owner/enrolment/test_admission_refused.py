@@ -23,9 +23,9 @@ from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card, DeviceGrant
-from shoal.protocol.enrolment import EnrolRequest, EnrolStatement
+from shoal.protocol.enrolment import EnrolRequest
 from shoal.protocol.messages import Sealed
-from tests.helpers.enrolments import NOW_S, TOPICS
+from tests.helpers.enrolments import NOW_S, TOPICS, statement_of
 from tests.helpers.receiving import RECEIVING, device_card
 
 
@@ -151,18 +151,6 @@ def sealed_by(identity, token, statement, proof=None):
     return encode(EnrolRequest(identity.member, seal_to_group(identity, key, head, (proof or b"") + raw)))
 
 
-def statement(token, card):
-    return EnrolStatement(
-        fleet=token.fleet,
-        owner=token.owner,
-        aggregator=token.aggregator,
-        token=token_id(token.secret),
-        expires_at_s=token.expires_at_s,
-        asked_at_s=NOW_S,
-        card=card,
-    )
-
-
 def prove(token, document):
     return hmac.digest(seal_tokens._derive(token.secret, "proof", 32), encode(document), "sha256")
 
@@ -173,7 +161,7 @@ def test_swapped_keys_are_refused(scene, token):
     request = decode(make_request(honest, token, NOW_S, RECEIVING.public), EnrolRequest)
     scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
-    document = statement(token, device_card(honest))
+    document = statement_of(token, device_card(honest))
     scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
     assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 
@@ -181,7 +169,7 @@ def test_swapped_keys_are_refused(scene, token):
 def test_wrong_proof_under_seal_is_refused(scene):
     """The HMAC counts on its own."""
     token, identity = scene.token(), Identity.generate("dev-1")
-    document = statement(token, device_card(identity))
+    document = statement_of(token, device_card(identity))
     scene.leave_request(token, sealed_by(identity, token, document, bytes(32)))
     assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
     scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
@@ -193,17 +181,7 @@ def test_unusable_seal_key_spends_no_token(scene):
     token, hostile = scene.token(), Identity.generate("dev-1")
     keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
     card = sign_document(hostile, Card("device", keys, RECEIVING.public))
-    statement = encode(
-        EnrolStatement(
-            fleet=token.fleet,
-            owner=token.owner,
-            aggregator=token.aggregator,
-            token=token_id(token.secret),
-            expires_at_s=token.expires_at_s,
-            asked_at_s=NOW_S,
-            card=card,
-        )
-    )
+    statement = encode(statement_of(token, card))
     head = ENROLMENT.head("reef", "dev-1", "owner")
     plain = seal_tokens.prove(token, statement) + statement
     scene.leave_request(
@@ -224,7 +202,7 @@ def test_unusable_seal_key_spends_no_token(scene):
 def test_card_of_an_aggregator_is_refused(scene):
     """A token is for a device."""
     token, identity = scene.token(), Identity.generate("dev-1")
-    document = statement(token, make_card(identity, "aggregator"))
+    document = statement_of(token, make_card(identity, "aggregator"))
     scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
     assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
 

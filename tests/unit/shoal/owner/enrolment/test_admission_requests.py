@@ -8,40 +8,23 @@ from crypto.seal.envelope import seal_to_group
 from crypto.seal.identity import Identity
 from shoal.errors import UntrustedError, WireError
 from shoal.membership import enrol_requests as tokens
-from shoal.membership.enrol_requests import make_request, token_id
+from shoal.membership.enrol_requests import make_request
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
 from shoal.owner.enrolment.admission import open_request
 from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import Card
-from shoal.protocol.enrolment import EnrolRequest, EnrolStatement, Token
+from shoal.protocol.enrolment import EnrolRequest
+from tests.helpers.enrolments import TOKEN, statement_of
 from tests.helpers.receiving import RECEIVING, device_card
 
 DEVICE, THIEF = Identity.generate("dev-1"), Identity.generate("dev-1")
-TOKEN = Token(
-    fleet="reef",
-    broker="mqtt://broker.example",
-    owner="owner-print",
-    aggregator="aggregator-print",
-    expires_at_s=2_000,
-    secret=bytes(range(16)),
-)
 UNPROVEN = "the request does not prove the token that it names"
 
 
 def forge(token=TOKEN, signer=DEVICE, *, card=None, proof=None, raw=None):
     """Return a request by a holder of the line, who may seal any statement."""
-    statement = encode(
-        EnrolStatement(
-            fleet=token.fleet,
-            owner=token.owner,
-            aggregator=token.aggregator,
-            token=token_id(token.secret),
-            expires_at_s=token.expires_at_s,
-            asked_at_s=1_000,
-            card=card or device_card(signer),
-        )
-    )
+    statement = encode(statement_of(token, card or device_card(signer), 1_000))
     raw = statement if raw is None else raw
     proof = tokens.prove(token, raw or b"-") if proof is None else proof
     head = ENROLMENT.head(token.fleet, signer.name, "owner")
