@@ -140,11 +140,8 @@ class RobustMean:
 
 def _towards(rows: list[Float32Vector], lengths: Vector, backend: Backend | None) -> Towards:
     """Return the sums of cosines of ``rows`` with the norms ``lengths``, each for two passes over the rows: see SUMS_OF_ROWS."""
-    cosines, left, inverse = (
-        cache(lambda: cosine_matrix(rows, backend=backend)),
-        iter(range(SUMS_OF_ROWS)),
-        1.0 / lengths,
-    )
+    cosines = cache(lambda: cosine_matrix(rows, backend=backend))
+    left, inverse = iter(range(SUMS_OF_ROWS)), 1.0 / lengths
 
     def towards(chosen: Flags) -> Vector:
         if next(left, None) is None:

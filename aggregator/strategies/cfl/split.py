@@ -121,7 +121,7 @@ def statistics_cut(rows: Sequence[ClientUpdate], least_side: int, backend: Backe
         found = balanced_bipartition(similarity, linkage, least_side)
         if found is not None:
             cut = _cut(rows, similarity, lengths, found, Norms(0.0, float(lengths.max())))
-            if any(least is not None and least > found.cross_max for least in cut.figures["intra_min"]):
+            if own_groups(cut.figures):
                 return cut
     return None
 
@@ -183,14 +183,13 @@ def has_gap(figures: Mapping[str, Any]) -> bool:
     return bool(within) and min(within) > figures["cross_max"]
 
 
-def lone_group(figures: Mapping[str, Any]) -> int | None:
-    """Return the side of a cut, 0 or 1, of which alone each cosine within is above each across; unknown after a look.
+def own_groups(figures: Mapping[str, Any]) -> list[int]:
+    """Return the sides of a cut, 0 and 1, of which each cosine within is above each across; none where a look has found it.
 
     Of three groups the other two are one side, which has no such gap however clear the cut is.
     """
     within = figures.get("intra_min", ())
-    shown = [side for side, least in enumerate(within) if least is not None and least > figures["cross_max"]]
-    return shown[0] if len(shown) == 1 else None
+    return [side for side, least in enumerate(within) if least is not None and least > figures["cross_max"]]
 
 
 def noise(similarity: NDArray[np.float64], lengths: NDArray[np.float64]) -> NDArray[np.float64]:

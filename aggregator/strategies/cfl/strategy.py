@@ -44,8 +44,8 @@ from aggregator.strategies.cfl.split import (
     candidates,
     find_cuts,
     has_gap,
-    lone_group,
     looked_cuts,
+    own_groups,
     partition_of,
     settled,
     statistics_cut,
@@ -75,7 +75,7 @@ NEAR: Final = 10
 MAX_EXTENSIONS: Final = 6
 """How often the trial of a cut with a separation gap goes on: the control trains as many rounds as the halves, then these do."""
 MOST_LOST: Final = 0.1
-"""Devices lose by a split that the other side alone shows if it is more than this share of that side's gain."""
+"""Where one side alone shows a split, the other side loses by it if its loss is more than this share of that side's gain."""
 ABSENT: Final = (
     f"in more than {MAX_WAITS} rounds too few of one half's devices answered: it is tried again when they do"
 )
@@ -357,9 +357,9 @@ class Cfl(Common):
         tried = state.clusters[trial.cluster].refused + trial.extended
         both = self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)
         # The rest, of several groups, hardly gains if one group leaves it; of fewer devices, it would be those that fit nowhere.
-        lone, sizes = lone_group(trial.figures), [v.devices for v in verdicts]
-        leaves = lone is not None and FEWEST_TRIMMED <= sizes[lone] <= sizes[1 - lone]
-        single = [[v] for side, v in enumerate(verdicts) if trial.scaled or (leaves and side == lone)]
+        own, sizes = own_groups(trial.figures), [v.devices for v in verdicts]
+        leaves = len(own) == 1 and FEWEST_TRIMMED <= sizes[own[0]] <= sizes[1 - own[0]]
+        single = [[v] for side, v in enumerate(verdicts) if trial.scaled or (leaves and side in own)]
         gap = has_gap(trial.figures)
         # The statistics have shown two groups, without a look at any loss: it is enough that neither loses.
         both |= trial.scaled and gap and all(v.margin > 0 for v in verdicts)
