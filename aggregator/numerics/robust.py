@@ -304,9 +304,12 @@ def nearest_neighbour_mixing(gram: Matrix, shares: Vector, false: int | None = N
     f = most_false(len(gram)) if false is None else false
     nearest = np.argsort(squared_distances(gram), axis=1, kind="stable")[:, : len(gram) - f]
     mixing = np.zeros_like(gram)
-    for row, near in enumerate(nearest):
+    for row, near in enumerate(np.sort(nearest)):
         mixing[row, near] = _normalised(shares[near], np.ones(len(near)))
-    mixed = mixing @ gram @ mixing.T
+    # Updates with one neighbourhood become one point. Its score has to be one number, or rounding decides whose share it gets.
+    _, firsts, point = np.unique(mixing, axis=0, return_index=True, return_inverse=True)
+    first = firsts[point.reshape(-1)]
+    mixed = (mixing @ gram @ mixing.T)[np.ix_(first, first)]
     found: Vector = multi_krum((mixed + mixed.T) / 2.0, shares, f) @ mixing
     return found
 
