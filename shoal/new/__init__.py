@@ -1,8 +1,7 @@
 """`shoal new`: small runnable starts for a strategy, a task or an experiment of one's own.
 
 Files
-    cli.py        the command
-    writing.py    names, and filling in the templates
+    cli.py        the command: names, and filling in the templates
     templates/    a folder for each kind; ``$name``, ``$module`` and ``$Class`` stand for the names
 
 - A strategy and a task become packages whose entry points make them known by name once they are installed: see

@@ -60,7 +60,7 @@ def instances(hint):
         return st.dictionaries(names if args[0] is str else instances(args[0]), instances(args[1]), max_size=2)
     if issubclass(origin, AbstractSet):
         return st.frozensets(instances(args[0]), max_size=3)
-    return st.lists(instances(args[0]), max_size=2).map(tuple)
+    return st.lists(instances(args[0]), max_size=2).map(list if origin is list else tuple)
 
 
 def places(hint, document, path=()):

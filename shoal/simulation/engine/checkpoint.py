@@ -38,9 +38,9 @@ _ARRAY: Final = "array/"
 _MODEL: Final = "model/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class ResumePoint:
-    """A simulated run between two rounds, without the strategy's state.
+    """A simulated run between two rounds, without the strategy's state: what its rounds have given so far.
 
     Attributes:
         round: rounds so far; spent: rounds of abandoned starts among them.
@@ -51,14 +51,14 @@ class ResumePoint:
         watched: see `aggregator.rounds.closing`.
     """
 
-    round: int
-    spent: int
-    clusters: Mapping[str, int]
-    history: tuple[SimRound, ...]
-    starts: tuple[tuple[SimRound, ...], ...]
-    events: tuple[tuple[int, Event], ...]
-    uncounted_s: float
-    uncounted_events: tuple[Event, ...]
+    round: int = 0
+    spent: int = 0
+    clusters: Mapping[str, int] = field(default_factory=dict)
+    history: list[SimRound] = field(default_factory=list)
+    starts: list[list[SimRound]] = field(default_factory=list)
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    uncounted_s: float = 0.0
+    uncounted_events: tuple[Event, ...] = ()
     watched: Watched = field(default_factory=Watched)
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from aggregator.numerics.backend import Backend, NumpyBackend
-from aggregator.rounds.closing import Watched, close_round
+from aggregator.rounds.closing import close_round
 from aggregator.strategies.base import (
     ClientUpdate,
     Event,
@@ -340,13 +340,8 @@ class _Simulation:
         unknown = sorted(options.arrivals.keys() - set(self.names))
         if unknown or not self._there(1):
             raise ConfigError(f"no device {unknown[0]} to arrive" if unknown else "no device is there in round 1")
-        self.history: list[SimRound] = []
-        self.starts: list[list[SimRound]] = []
-        self.events: list[tuple[int, Event]] = []
-        self.uncounted_s = 0.0
-        self.uncounted_events: tuple[Event, ...] = ()
         self.last: Evaluation | None = None
-        self.watched = Watched()
+        self.so_far = checkpoint.ResumePoint()
         self.diverged: set[str] = set()
         self.long: set[str] = set()
 
@@ -356,7 +351,7 @@ class _Simulation:
     def _updates(self, plan: RoundPlan) -> list[ClientUpdate]:
         """Return what the aggregator gets in a round: the devices' updates, or stand-ins for them."""
         if self.secured is not None:
-            self.workforce.models.links.ring = self.secured.begin(plan, self.watched.levels)
+            self.workforce.models.links.ring = self.secured.begin(plan, self.so_far.watched.levels)
         given = self.workforce.carry_out(plan)
         if self.tamper is not None:
             given = self.tamper(given, self.workforce)
@@ -364,31 +359,32 @@ class _Simulation:
 
     def run(self) -> SimResult:
         state = self.strategy.init(self._there(1))
-        run, options = self.workforce.run, self.options
-        round_, outcome, spent = 0, Outcome({}), 0
+        run, options, so_far = self.workforce.run, self.options, self.so_far
         if options.checkpoint is not None:
             kept = checkpoint.load(options.checkpoint, self.name, self.data, self.strategy.state_type)
             if kept is not None:
-                point, state, models = kept
+                so_far, state, models = kept
+                self.so_far = so_far
                 self.workforce.models.restore(models)
-                round_, spent, outcome = self._go_on(point)
+        outcome = Outcome(so_far.clusters)
         saved_s = time.monotonic()
         # IFCA's starts set their histories aside; the loop must not end before one of them is chosen.
-        while len(self.history) < options.recipe.rounds or self.starts:
-            round_ += 1
+        while len(so_far.history) < options.recipe.rounds or so_far.starts:
+            so_far.round += 1
+            round_ = so_far.round
             if round_ > ROUNDS_SPARE * run.recipe.rounds:
-                raise ConfigError(f"{round_ - 1} rounds brought only {len(self.history)} that count")
+                raise ConfigError(f"{round_ - 1} rounds brought only {len(so_far.history)} that count")
             begin = time.process_time()
             state, plan = self.strategy.plan(state, round_, self._there(round_))
             given = self._updates(plan)
             short = tuple(c for c in given if c.norm <= self.longest)
             long = {c.device: c.norm for c in given if c.norm > self.longest}
-            state, outcome, self.watched, screened = close_round(
+            state, outcome, so_far.watched, screened = close_round(
                 self.strategy,
                 state,
                 plan,
                 short,
-                self.watched,
+                so_far.watched,
                 run=run,
                 average=self.average,
                 fleet=self.names,
@@ -409,13 +405,13 @@ class _Simulation:
             state = self.workforce.models.relay(self.strategy, state, round_)
             seconds = time.process_time() - begin
             counts = options.count == "all" or plan.trains
-            number = len(self.history) + 1 if counts else 0
+            number = len(so_far.history) + 1 if counts else 0
             if counts:
                 self._record(number, round_, state, given, outcome, seconds, refused)
             else:
-                self.uncounted_s += seconds
-                self.uncounted_events += outcome.events
-            self.events += [(number, event) for event in outcome.events]
+                so_far.uncounted_s += seconds
+                so_far.uncounted_events += outcome.events
+            so_far.events += [(number, event) for event in outcome.events]
             if self.watch is not None:
                 self.watch(
                     Observation(
@@ -427,21 +423,21 @@ class _Simulation:
                         workforce=self.workforce,
                     )
                 )
-            spent += self._restarts(state, round_, outcome)
+            so_far.spent += self._restarts(state, round_, outcome)
             if self._saves and time.monotonic() - saved_s >= checkpoint.SAVE_EVERY_S:
                 assert options.checkpoint is not None
-                point = self._resume_point(round_, spent, outcome)
-                checkpoint.save(options.checkpoint, self.name, self.data, point, state, self.workforce.models.held)
+                so_far.clusters = dict(outcome.clusters)
+                checkpoint.save(options.checkpoint, self.name, self.data, so_far, state, self.workforce.models.held)
                 saved_s = time.monotonic()
         if self.last is None:
-            self.last = self._evaluate(state, round_)
-        final = self.strategy.final(state, round_ + 1, self._there(round_))
+            self.last = self._evaluate(state, so_far.round)
+        final = self._final(state, so_far.round)
         thetas = {model: self.workforce.theta(final, model) for model in final.models}
         return SimResult(
-            history=tuple(self.history),
-            restart_rounds=spent,
-            all_rounds=round_,
-            events=tuple(self.events),
+            history=tuple(so_far.history),
+            restart_rounds=so_far.spent,
+            all_rounds=so_far.round,
+            events=tuple(so_far.events),
             clusters=dict(outcome.clusters),
             final=self.last,
             thetas=thetas,
@@ -451,27 +447,6 @@ class _Simulation:
             workforce=self.workforce,
         )
 
-    def _resume_point(self, round_: int, spent: int, outcome: Outcome) -> checkpoint.ResumePoint:
-        starts = tuple(tuple(rounds) for rounds in self.starts)
-        history = tuple(self.history)
-        return checkpoint.ResumePoint(
-            round=round_,
-            spent=spent,
-            clusters=dict(outcome.clusters),
-            history=history,
-            starts=starts,
-            events=tuple(self.events),
-            uncounted_s=self.uncounted_s,
-            uncounted_events=self.uncounted_events,
-            watched=self.watched,
-        )
-
-    def _go_on(self, point: checkpoint.ResumePoint) -> tuple[int, int, Outcome]:
-        self.history, self.starts = list(point.history), [list(rounds) for rounds in point.starts]
-        self.events, self.watched = list(point.events), point.watched
-        self.uncounted_s, self.uncounted_events = point.uncounted_s, point.uncounted_events
-        return point.round, point.spent, Outcome(point.clusters)
-
     def _restarts(self, state: Any, round_: int, outcome: Outcome) -> int:
         """Store the history of a finished start, or restore the best start's; return the number of rounds dropped.
 
@@ -479,20 +454,23 @@ class _Simulation:
         belongs to the next start.
         """
         kept = next((e.detail["start"] for e in outcome.events if e.kind == "start-kept"), None)
+        so_far = self.so_far
         if _ends_start(outcome):
-            self.starts.append(self.history)
-            self.history = []
+            so_far.starts.append(so_far.history)
+            so_far.history = []
         if kept is None:
             return 0
-        lost = sum(len(rounds) for i, rounds in enumerate(self.starts) if i != kept)
-        self.history, self.starts = self.starts[kept], []
-        number = len(self.history)
-        self.history[-1] = dataclasses.replace(self.history[-1], **self._figures(number, state, round_, outcome))
+        lost = sum(len(rounds) for i, rounds in enumerate(so_far.starts) if i != kept)
+        history = so_far.starts[kept]
+        so_far.history, so_far.starts = history, []
+        history[-1] = dataclasses.replace(history[-1], **self._figures(len(history), state, round_, outcome))
         return lost
 
+    def _final(self, state: Any, round_: int) -> RoundPlan:
+        return self.strategy.final(state, round_ + 1, self._there(round_))
+
     def _evaluate(self, state: Any, round_: int) -> Evaluation | None:
-        final = self.strategy.final(state, round_ + 1, self._there(round_))
-        return evaluate(self.workforce, final, self.options.protocol)
+        return evaluate(self.workforce, self._final(state, round_), self.options.protocol)
 
     def _figures(self, number: int, state: Any, round_: int, outcome: Outcome) -> dict[str, Any]:
         """Return the clustering's quality and, if an evaluation is due, the accuracy, as fields of a `SimRound`."""
@@ -529,14 +507,14 @@ class _Simulation:
             plan_round=round_,
             loss=loss,
             norms=(float(np.mean(norms)), max(norms)) if norms else None,
-            seconds_cpu=seconds + self.uncounted_s,
-            events=(*self.uncounted_events, *outcome.events),
+            seconds_cpu=seconds + self.so_far.uncounted_s,
+            events=(*self.so_far.uncounted_events, *outcome.events),
             capped=outcome.capped,
             refused_norm=refused,
             **({} if _ends_start(outcome) else self._figures(number, state, round_, outcome)),
         )
-        self.uncounted_s, self.uncounted_events = 0.0, ()
-        self.history.append(entry)
+        self.so_far.uncounted_s, self.so_far.uncounted_events = 0.0, ()
+        self.so_far.history.append(entry)
         if self.progress is not None:
             self.progress(entry)
 

@@ -31,10 +31,9 @@ from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import FOR_ALL, STATISTICS_MODEL, Assignment, Phase, Share, statistics_model
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
-from shoal.simulation.engine.exchange import exchange
 from shoal.simulation.engine.models import Models
 from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
-from shoal.simulation.engine.ranks import current_ranks
+from shoal.simulation.engine.ranks import current_ranks, exchange
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, DivergedError, Shelf, Trained, Trainer, without_diverged
 from shoal.simulation.trainers.dual import Dual, Scored
@@ -125,11 +124,16 @@ class Workforce:
         self.norms = norms or self.reads != "means"
         self._watched = watched
         self._trainer_name = trainer
-        self._round: _Round | None = None
+        self._current: _Round | None = None
         self.diverged: set[str] = set()
         self._sound: set[str] = set()
         self.declared = declared
         self.use_data(population)
+
+    @property
+    def _round(self) -> _Round:
+        assert self._current is not None, "a round is carried out first"
+        return self._current
 
     def use_data(self, population: Population) -> None:
         """Train and test on ``population`` from now on: the same devices, whose data may have changed."""
@@ -194,7 +198,7 @@ class Workforce:
 
     def theta(self, plan: RoundPlan, model: int) -> Float32Vector:
         """Return a clear model of ``plan``, (d,) float32: that of the round carried out last, or of the next or final one."""
-        current = self._round
+        current = self._current
         if current is not None and plan is current.plan:
             # After the round's close devices may hold no such state any more.
             theta: Float32Vector = current.models[current.row_of[model]].cpu().numpy().copy()
@@ -224,7 +228,7 @@ class Workforce:
         if self.ranks.world > 1:
             self.ranks.agree(f"round {plan.round}", thetas.tobytes(), repr(sorted(plan.assignments.items())).encode())
         models = torch.from_numpy(thetas).to(self.device)
-        self._round = _Round(plan, models, {model: row for row, model in enumerate(ids)})
+        self._current = _Round(plan, models, {model: row for row, model in enumerate(ids)})
         deferred = self._defers(plan)
         if self.declared is not None:
             used = {self.scale_of(plan, model) for model in ids if model not in FOR_ALL}
@@ -254,7 +258,7 @@ class Workforce:
         """
         if all(c.vector is not None for c in contributions):
             return mean_update(contributions, weighting, cap)
-        current = self._round
+        current = self._current
         if current is None or any(c.vector is not None or c.round != current.plan.round for c in contributions):
             raise IntegrityError("a mean over updates that the simulator never kept", hint="use deferred=False")
         alike = weighting == "uniform" or self._equal
@@ -277,7 +281,6 @@ class Workforce:
 
     def _sent(self, clear: Float32Vector, assignment: Assignment, place: int, model: int) -> Float32Vector:
         """Return an update, masked, as the aggregator decodes it."""
-        assert self._round is not None
         return self.models.links.update(
             clear,
             self.models.mask,
@@ -302,7 +305,6 @@ class Workforce:
 
     def _groups(self, plan: RoundPlan) -> list[Group]:
         """Group devices with equal orders; orders with a single candidate may differ in that candidate."""
-        assert self._round is not None
         row_of = self._round.row_of
         members: dict[tuple[Assignment, Scale | None], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         scales = {model: self.scale_of(self._round.plan, model) for model in row_of if model not in FOR_ALL}
@@ -323,7 +325,6 @@ class Workforce:
         return groups
 
     def _carry_out_group(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
-        assert self._round is not None
         assignment, places, candidates = group
         if assignment.phase is Phase.STATISTICS:
             return self._statistics(places, [ids[row] for row in candidates[:, 0]])
@@ -352,7 +353,6 @@ class Workforce:
 
     def _statistics(self, places: NDArray[np.int64], models: Sequence[int]) -> list[ClientUpdate]:
         """Return uploads of how the statistics of the devices at ``places`` (c,) differ from those of ``models``."""
-        assert self._round is not None
         assert self.declared is not None
         found = []
         for place, model in zip(places.tolist(), models, strict=True):
@@ -364,7 +364,6 @@ class Workforce:
 
     def _carry_out_best(self, group: Group, ids: Sequence[int], deferred: bool) -> list[ClientUpdate]:
         """Carry out an order with candidates in scales of their own: first choose, then do the rest with the best one."""
-        assert self._round is not None
         assignment, places, candidates = group
         options = [ids[row] for row in candidates[0].tolist()]
         rows = self._round.models[torch.from_numpy(candidates[0]).to(self.device)]
@@ -391,7 +390,6 @@ class Workforce:
         self, group: Group, shares: Sequence[NDArray[np.int64]], given: Sequence[ClientUpdate], deferred: bool
     ) -> list[ClientUpdate]:
         """Return the uploads of all devices of a group, of which this rank has ``given``."""
-        assert self._round is not None
         assignment, places, candidates = group
         names = [self.population.names[int(p)] for p in places]
         own = {c.device: c for c in given}
@@ -415,7 +413,6 @@ class Workforce:
 
     def _join_sums(self, given: Sequence[ClientUpdate]) -> None:
         """Replace this rank's sums of the updates of ``given``, the uploads of all ranks, by the sums over all ranks."""
-        assert self._round is not None
         if self.ranks.world == 1:
             return
         sums = self._round.sums
@@ -440,7 +437,6 @@ class Workforce:
         ids: Sequence[int],
         deferred: bool,
     ) -> list[ClientUpdate]:
-        assert self._round is not None
         models = self._round.models
         margins: list[tuple[float, ...]] = [()] * len(part)
         reported = np.zeros(len(part))
@@ -508,7 +504,6 @@ class Workforce:
 
     def _upload(self, assignment: Assignment, place: int, model: int) -> ClientUpdate:
         """Return the upload of the device at ``place`` without its figures and its update."""
-        assert self._round is not None
         return ClientUpdate(
             round=self._round.plan.round,
             phase=assignment.phase,
@@ -523,7 +518,6 @@ class Workforce:
         self, assignment: Assignment, block: Block, start: NDArray[np.int64], trained: Trained
     ) -> list[tuple[float, ...]]:
         """Return, for each device of a block, how much worse the other candidates are than the first: see `trial_margins`."""
-        assert self._round is not None
         row_of, models = self._round.row_of, self._round.models
         ids = [list(row_of)[int(start[0])], *assignment.candidates[1:]]
         rows = [start, *(np.full(len(start), row_of[other], np.int64) for other in ids[1:])]
@@ -557,7 +551,6 @@ class Workforce:
 
     def _model_norms(self, trained: Trained, start: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the l2 norm of every trained model, (c,) float64, for FedGroup's inter-group aggregation."""
-        assert self._round is not None
         whole = trained.rows() + self._round.models[torch.from_numpy(start).to(self.device)]
         norms: NDArray[np.float64] = torch.linalg.vector_norm(whole.double(), dim=1).cpu().numpy()
         return norms
@@ -566,7 +559,6 @@ class Workforce:
         self, assignment: Assignment, trained: Trained, start: NDArray[np.int64], ids: Sequence[int]
     ) -> NDArray[np.int64]:
         """Return which of the compared models is nearest to each trained one, (c,) int64, by the rules of devices."""
-        assert self._round is not None
         find = nearest_direction if assignment.phase is Phase.PLACE else nearest_model
         models = dict(zip(ids, self._round.models.cpu().numpy(), strict=True))
         pairs = zip(start, trained.rows().cpu().numpy(), strict=True)
@@ -579,7 +571,6 @@ class Workforce:
         start: NDArray[np.int64],
         pre: Tensor | None = None,
     ) -> Trained:
-        assert self._round is not None
         round_ = self._round.plan.round
         assignments = [BatchOrder(self.run, self.population.names[int(p)], round_) for p in block.ids]
         if self.private is not None:
@@ -598,7 +589,6 @@ class Workforce:
         orders: Sequence[BatchOrder],
     ) -> PrivateRows:
         """Train as `_train`, each device a whole model of its own, without storing its private values."""
-        assert self._round is not None
         before = private.of(block.ids)
         models = private.joined(self._round.models[torch.from_numpy(start).to(self.device)], before)
         places, recipe = np.arange(len(start)), self._recipe(assignment.phase)
@@ -623,7 +613,6 @@ class Workforce:
         start: NDArray[np.int64],
     ) -> None:
         """Add a block's updates to the sums of the models that they started from."""
-        assert self._round is not None
         for row in np.unique(start):
             chosen = np.flatnonzero(start == row)
             key = (int(assignment.phase), int(models[int(chosen[0])]))
@@ -700,6 +689,5 @@ class Workforce:
 
     def score_own(self, start: NDArray[np.int64], share: Share | int, places: NDArray[np.int64]) -> scoring.Scores:
         """Score one model on each device; ``start`` (c,) has its row among this round's models. Returns arrays (c, 1)."""
-        assert self._round is not None
         models = self._round.models
         return scoring.score_each(start, lambda row, mine: self.score(models[row : row + 1], share, places[mine]))

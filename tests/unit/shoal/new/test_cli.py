@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.new.writing import KINDS
+from shoal.new.cli import KINDS
 from tests.helpers.trees import ROOT
 
 BOTH = """

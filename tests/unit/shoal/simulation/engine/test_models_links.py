@@ -9,7 +9,7 @@ from shoal.errors import ConfigError
 from shoal.protocol.precision.codec import decode, encode
 from shoal.protocol.precision.lengths import encoded_bytes
 from shoal.protocol.precision.seeds import mean_seed
-from shoal.simulation.engine.links import Links
+from shoal.simulation.engine.models import Links
 from tests.helpers.masks import key_of
 from tests.helpers.plans import D, run_plan
 from tests.unit.shoal.simulation.engine.test_simulate import figures, run

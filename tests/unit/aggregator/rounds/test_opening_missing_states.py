@@ -3,7 +3,7 @@
 import dataclasses
 
 from aggregator.rounds.held_models import Evidence, Named, offers_of
-from aggregator.rounds.missing_states import (
+from aggregator.rounds.opening import (
     CHECKPOINT_EVERY,
     FINAL_SEALERS,
     lost,

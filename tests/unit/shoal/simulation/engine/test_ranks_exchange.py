@@ -9,8 +9,7 @@ import pytest
 
 from aggregator.strategies.base import ClientUpdate
 from shoal.protocol.messages import Phase
-from shoal.simulation.engine.exchange import exchange
-from shoal.simulation.engine.ranks import Ranks
+from shoal.simulation.engine.ranks import Ranks, exchange
 
 pytestmark = pytest.mark.torch
 NAMES = ("a", "b", "c")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.ifca.state import IfcaSettings, IfcaState, checked_settings
+from aggregator.strategies.ifca.strategy import IfcaSettings, IfcaState, checked_settings
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
 from tests.helpers.plans import FULL_BATCH, run_plan
