@@ -111,7 +111,7 @@ def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, mos
     # A device that holds no state to seal sends its update alone.
     if upload.attached > most_attached:
         return f"{upload.attached} bytes attached to the update"
-    if len(upload.margins) != (len(assignment.candidates) if assignment.margins and run.keeper is None else 0):
+    if len(upload.margins) != (assignment.figures if run.keeper is None else 0):
         return f"{len(upload.margins)} margins"
     if upload.nearest not in (assignment.compare or (0,)):
         return f"nearest to model {upload.nearest}, which was not to be compared with"

@@ -477,10 +477,11 @@ def reported_margins(losses: NDArray[np.float64], *, squared: bool) -> tuple[flo
 def trial_margins(
     before: Sequence[NDArray[np.float64]], after: NDArray[np.float64], labels: NDArray[Any]
 ) -> tuple[float, ...]:
-    """Return how much worse the second of two candidates is before training, and the lesser of that before and after training.
+    """Return the three figures of `Upload.margins` in a trial: how much worse the second of two candidates is.
 
-    The first figure is the lesser of the means over samples and over labels: under label skew a model gains on some labels what
-    it loses on others. Without one label to each sample it is 0.
+    Under label skew a model gains on some labels what it loses on others, so the third figure gives each label the same weight,
+    and the first is the lesser of that and the mean over samples, both before training. Without one label to each sample both
+    are 0. The second is the lesser of the means over samples before and after training.
 
     Args:
         before: losses of the same n samples, shape (n,), float64, for either candidate.
@@ -491,14 +492,9 @@ def trial_margins(
     plain = reported_margins(np.array([losses.mean() for losses in before]), squared=squared)[1]
     one_each = labels.ndim == 1 and labels.dtype.kind in "iu"
     of_label = [labels == label for label in np.unique(labels)] if one_each else []
-    even = (
-        reported_margins(np.array([[losses[o].mean() for o in of_label] for losses in before]).mean(1), squared=False)[
-            1
-        ]
-        if of_label
-        else 0.0
-    )
-    return (min(plain, even) if of_label else 0.0, min(plain, reported_margins(after, squared=squared)[1]))
+    means = np.array([[losses[o].mean() for o in of_label] for losses in before]).mean(1) if of_label else np.zeros(2)
+    even = reported_margins(means, squared=False)[1]
+    return (min(plain, even) if of_label else 0.0, min(plain, reported_margins(after, squared=squared)[1]), even)
 
 
 def reported_counts(plan: RunPlan, samples: int, correct: int, tested: int) -> tuple[int, int, int]:

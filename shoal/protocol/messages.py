@@ -26,6 +26,8 @@ from shoal.version import WIRE
 
 NO_ASSIGNMENT: Final = 0xFFFF
 FULL_PERCENT: Final = 100
+TRIAL_MARGINS: Final = 3
+"""Margins of an upload in phase ADAPT, see `Upload`."""
 MOST_CONTRARY: Final = 3
 """Most names in a presence of devices that have signed another history or state."""
 SHARED_MODEL: Final = 0xFFFF
@@ -149,6 +151,11 @@ class Assignment:
         return tuple(dict.fromkeys((*self.candidates, *self.compare)))
 
     @property
+    def figures(self) -> int:
+        """How many margins its upload has: one for each candidate, or those of a trial (`TRIAL_MARGINS`)."""
+        return 0 if not self.margins else TRIAL_MARGINS if self.train else len(self.candidates)
+
+    @property
     def trains(self) -> bool:
         """Whether the device trains, with or without an upload of its update."""
         return self.train or self.phase == Phase.PLACE
@@ -214,8 +221,8 @@ class Upload:
         loss: mean loss of that model on the share as scored, if there were several candidates or nothing to train; else
             the mean over the training.
         margins: each candidate's loss less the first candidate's, clipped and rounded; empty unless assigned. In phase ADAPT
-            there are two of the second candidate: the lesser of its means over samples and over labels before training, and the
-            lesser of those before and after training.
+            there are TRIAL_MARGINS of the second candidate: the lesser of its means over samples and over labels before
+            training, the lesser of those over samples before and after training, and the mean over labels before training.
         samples: number of samples trained on; 1 if the plan's weighting is uniform.
         correct, tested: counts on the test share, in percent if the plan's weighting is uniform; 0 unless assigned.
         model_norm: l2 norm of the trained model, rounded; 0 unless assigned.

@@ -152,14 +152,15 @@ class CflSettings(StrategySettings):
             refused: candidate splits of the cluster that were refused before. ``p_value`` is divided among all that are tried:
                 of many trials on the same validation shares one seems clear by chance.
         """
-        return self._likely(sides) and (all(v.margin >= self.margin for v in sides) or self.clear(sides, refused))
+        return self.likely(sides) and (all(v.margin >= self.margin for v in sides) or self.clear(sides, refused))
 
     def clear(self, sides: Sequence[Verdict], refused: int = 0) -> bool:
         """Return whether both sides' devices prefer their own half by clear evidence, however little they gain."""
         clear = combined_p_value([v.p_value for v in sides]) < self.p_value / (1 + refused)
-        return clear and self._likely(sides)
+        return clear and self.likely(sides)
 
-    def _likely(self, sides: Sequence[Verdict]) -> bool:
+    def likely(self, sides: Sequence[Verdict]) -> bool:
+        """Return whether more than the share ``prefer`` of either side prefer their own half, each with a p-value below .1."""
         return all(v.prefer > self.prefer and min(v.p_value, v.shared) < SIDE_P_VALUE for v in sides)
 
 

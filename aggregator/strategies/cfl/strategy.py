@@ -66,7 +66,7 @@ from aggregator.strategies.cfl.tree import Node
 from aggregator.strategies.drawing import drawn, drawn_by_cluster
 from shoal.protocol.cells import Partition
 from shoal.protocol.documents import RunPlan
-from shoal.protocol.messages import STATISTICS_MODEL, Assignment, Phase, Share
+from shoal.protocol.messages import STATISTICS_MODEL, TRIAL_MARGINS, Assignment, Phase, Share
 
 MAX_WAITS = 5
 """Rounds that a trial may lose to absent devices before it is given up."""
@@ -341,9 +341,9 @@ class Cfl(Common):
         state, trial = self._moved_on(state, trial, mine, round_)
         if trial.trained <= trial.length(self.settings.trial_rounds):
             return dataclasses.replace(state, trials={**state.trials, trial.cluster: trial}), ()
-        untrained, verdicts = (judge_both(mine, which) for which in (0, 1))
+        untrained, verdicts, by_labels = (judge_both(mine, which) for which in range(TRIAL_MARGINS))
         # Only margins with labels in balance prove a group of few devices that happen to agree: label skew is no group.
-        untrained = [dataclasses.replace(v, p_value=v.shared) for v in untrained]
+        untrained, by_labels = ([dataclasses.replace(v, p_value=v.shared) for v in vs] for vs in (untrained, by_labels))
         alone = [contradictions(m, trial.cluster, round_, self.settings.margin) for m in mine]
         apart = (*alone[0], *alone[1])
         detail = {
@@ -356,6 +356,7 @@ class Cfl(Common):
         }
         tried = state.clusters[trial.cluster].refused + trial.extended
         both = self.settings.convinces(verdicts, tried) or self.settings.clear(untrained, tried)
+        both |= self.settings.clear(by_labels, tried) and self.settings.likely(verdicts)
         # The rest, of several groups, hardly gains if one group leaves it; of fewer devices, it would be those that fit nowhere.
         own, sizes = own_groups(trial.figures), [v.devices for v in verdicts]
         leaves = len(own) == 1 and FEWEST_TRIMMED <= sizes[own[0]] <= sizes[1 - own[0]]

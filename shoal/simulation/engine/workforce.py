@@ -407,7 +407,7 @@ class Workforce:
                 loss=0.0,
                 key_id=self.models.key_id,
             ),
-            margins=max(len(assignment.candidates), candidates.shape[1]),
+            margins=max(assignment.figures, candidates.shape[1]),
             length=0 if deferred or not assignment.train else self.run.length,
         )
 

@@ -24,13 +24,13 @@ def told(margins=None, **false):
 
 
 LIES = {
-    "least": told(lambda _r, _m: (-5.0, -5.0)),
-    "largest": told(lambda _r, _m: (5.0, 5.0)),
-    "unlike": told(lambda _r, _m: (5.0, -5.0)),
-    "by turns": told(lambda r, _m: (5.0 * (-1) ** r, 5.0 * (-1) ** (r // 2))),
-    "drifting": told(lambda r, _m: (-0.02 * r, -0.02 * r)),
+    "least": told(lambda _r, m: (-5.0,) * len(m)),
+    "largest": told(lambda _r, m: (5.0,) * len(m)),
+    "unlike": told(lambda _r, m: (5.0, -5.0, 5.0)[: len(m)]),
+    "by turns": told(lambda r, m: (5.0 * (-1) ** r, 5.0 * (-1) ** (r // 2), 5.0 * (-1) ** r)[: len(m)]),
+    "drifting": told(lambda r, m: (-0.02 * r,) * len(m)),
     "reversed": told(lambda _r, m: tuple(-figure for figure in m)),
-    "counts": told(lambda _r, _m: (-5.0, -5.0), samples=MOST_COUNT, loss=-1e6),
+    "counts": told(lambda _r, m: (-5.0,) * len(m), samples=MOST_COUNT, loss=-1e6),
 }
 
 

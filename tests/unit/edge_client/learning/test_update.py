@@ -189,27 +189,27 @@ GAINS = np.array([0.2, 0.4, 0.6, -0.1])
 
 
 @pytest.mark.parametrize(
-    ("labels", "untrained"),
+    ("labels", "untrained", "even"),
     [
-        (np.array([0, 0, 1, 1]), 0.275),
-        (np.array([0, 0, 0, 1]), 0.15),
-        (np.array([1, 1, 0, 1]), 0.275),
-        (np.array([0.0, 0.0, 0.0, 1.0], np.float32), 0.0),
-        (np.zeros((4, 3), np.int64), 0.0),
+        (np.array([0, 0, 1, 1]), 0.275, 0.275),
+        (np.array([0, 0, 0, 1]), 0.15, 0.15),
+        (np.array([1, 1, 0, 1]), 0.275, 0.3833),
+        (np.array([0.0, 0.0, 0.0, 1.0], np.float32), 0.0, 0.0),
+        (np.zeros((4, 3), np.int64), 0.0, 0.0),
     ],
     ids=["balanced", "a loss on the rare label", "a gain on the rare label", "targets", "sequences"],
 )
-def test_each_label_weighs_alike_if_less(labels, untrained):
-    """Before training each label has equal weight where that is less."""
+def test_each_label_weighs_alike(labels, untrained, even):
+    """Before training each label has equal weight, in the first figure where that is less."""
     margins = trial_margins([np.ones(4), 1.0 + GAINS], np.array([0.3, 0.3]), labels)
-    assert margins == (untrained, 0.0)
+    assert margins == (untrained, 0.0, even)
 
 
 @pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
 def test_margins_have_no_unit_of_targets(unit):
     """An error of a quarter is the logarithm of 4 better."""
     before, targets = [unit * np.array([1.0, 3.0]), unit * np.array([2.0, 6.0])], np.zeros(2, np.float32)
-    assert trial_margins(before, unit * np.array([1.0, 4.0]), targets) == (0.0, 0.6931)
+    assert trial_margins(before, unit * np.array([1.0, 4.0]), targets) == (0.0, 0.6931, 0.0)
     assert reported_margins(unit * np.array([1.0, 4.0, 0.25]), squared=True) == (0.0, 1.3863, -1.3863)
 
 
@@ -222,7 +222,7 @@ def test_margins_of_unusual_losses():
 
 def test_a_control_that_diverged_is_worse():
     fine, broken = np.array([1.0, 1.5]), np.array([1.0, np.nan])
-    assert trial_margins([fine, broken], np.array([1.0, np.nan]), np.array([0, 1])) == (5.0, 5.0)
+    assert trial_margins([fine, broken], np.array([1.0, np.nan]), np.array([0, 1])) == (5.0, 5.0, 5.0)
 
 
 def test_margins_are_clipped_and_rounded(context):

@@ -255,6 +255,24 @@ def test_both_sides_must_prefer_a_split():
     assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(("sign", "ends"), [(1, "split"), (-1, "split-refused")], ids=["likely", "against"])
+def test_labels_in_balance_may_decide(sign, ends):
+    """A small gain that is clear with each label of equal weight makes a split, unless the margin is against it."""
+    small = np.array([0.004, 0.03, 0.012, 0.02])
+
+    class ByLabels(Quadratic):
+        def __call__(self, device, assignment, round_):
+            given = super().__call__(device, assignment, round_)
+            if not assignment.margins:
+                return given
+            gain = float(small[DEVICES.index(device) % len(small)])
+            return dataclasses.replace(given, margins=(0.0, sign * gain, 0.05 + gain))
+
+    rounds = cfl(**{**TRIED, "margin": 0.1, "p_value": 0.001})
+    run_until_quiet(rounds, ByLabels(rounds), most=5)
+    assert rounds.events[1].kind == ends
+
+
 def test_trial_gives_up_on_the_absent():
     """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
     rounds = cfl(**TRIED)
