@@ -1,11 +1,16 @@
-"""FedAvg against the formula: Eq. 3 of the FedGroup paper on plain numpy."""
+"""FedAvg against the formula: Eq. 3 of the FedGroup paper on plain numpy.
+
+FedProx is FedAvg whose devices have a proximal term, and refuses to be less.
+"""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from aggregator.strategies.base import ClusterModel, of_one_round
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
-from tests.helpers.plans import D, Rounds, contribution, run_plan
+from tests.helpers.plans import FULL_BATCH, D, Rounds, contribution, run_plan
 
 DEVICES = ("dev-1", "dev-2", "dev-3")
 RNG = np.random.default_rng(3)
@@ -85,3 +90,27 @@ def test_an_unknown_algorithm_is_refused():
     with pytest.raises(ConfigError, match="no algorithm 'magic'") as caught:
         Rounds(run_plan("magic"), DEVICES)
     assert "cfl" in caught.value.hint
+
+
+PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
+
+
+def test_aggregator_does_what_fedavg_does():
+    rng = np.random.default_rng(0)
+    vectors = {d: rng.standard_normal(D).astype(np.float32) for d in ("dev-1", "dev-2")}
+    models = []
+    for algorithm in ("fedavg", "fedprox"):
+        rounds = Rounds(run_plan(algorithm, local=PROXIMAL), vectors)
+        for _ in range(2):
+            rounds.step(lambda device, _order, round_: contribution(device, vectors[device], round=round_))
+        models.append(rounds.theta(rounds.state.slot).tobytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "fedgrouprox"])
+def test_missing_proximal_term_is_refused(algorithm):
+    """Without a proximal term the plan is refused."""
+    with pytest.raises(ConfigError, match="prox_mu is 0") as caught:
+        Rounds(run_plan(algorithm), ("dev-1",))
+    assert "--local prox_mu" in caught.value.hint
+    assert Rounds(run_plan(algorithm, local=PROXIMAL), ("dev-1",)).strategy.name == algorithm

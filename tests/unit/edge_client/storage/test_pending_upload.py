@@ -1,4 +1,7 @@
-"""A device's stored upload: durable in one of two slots, private, and refused if damaged."""
+"""A device's stored upload: durable in one of two slots, private, and refused if damaged.
+
+An upload in pieces is stored as one, and a torn piece is found.
+"""
 
 import dataclasses
 import hashlib
@@ -7,11 +10,20 @@ import os
 import numpy as np
 import pytest
 
+from crypto.seal.envelope import SealedMessage
 from crypto.seal.replay import ReplayWatermark
 from edge_client.storage import pending_upload
-from edge_client.storage.pending_upload import PENDING_FILES, PendingUpload, PendingUploadFiles, Residual
-from shoal.errors import ConfigError, IntegrityError
-from shoal.protocol.chunking import transfer_id
+from edge_client.storage.pending_upload import (
+    PENDING_FILES,
+    PendingUpload,
+    PendingUploadFiles,
+    Residual,
+    pieces_of,
+    stored,
+    transfer_of,
+)
+from shoal.errors import ConfigError, IntegrityError, WireError
+from shoal.protocol.chunking import Fingerprint, transfer_id
 from shoal.transport.stored import StoredBytes
 from shoal.util.files import private_directory, write_private
 from tests.helpers.power_cuts import PowerCut
@@ -214,3 +226,24 @@ def test_power_cut_may_lose_the_residual(directory, files):
     write_private(path, bytes(data))
     mark, transfer, sealed, _ = of_round(0)
     assert files.load() == PendingUpload(mark, transfer, sealed, None)
+
+
+def sealed(payload):
+    return SealedMessage(payload, transfer_id(payload), Fingerprint.of(payload).signed)
+
+
+PIECES = [sealed(b"SHE1 header"), sealed(b"SHE1 first part"), sealed(b"SHE1 second")]
+
+
+@pytest.mark.parametrize("pieces", [PIECES, PIECES[:1]])
+def test_pieces_come_back_in_order(pieces):
+    assert pieces_of(stored(pieces)) == pieces
+    assert transfer_of(stored(pieces)) == pieces[0].transfer_id
+
+
+def test_torn_pieces_are_found():
+    whole = stored(PIECES)
+    assert transfer_of(whole[:-1] + b"?") == b""
+    assert transfer_of(whole[:-1]) == b""
+    with pytest.raises(WireError, match="does not fit"):
+        pieces_of(whole + b"more")

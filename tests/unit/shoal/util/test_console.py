@@ -1,4 +1,7 @@
-"""Console conventions: data on stdout, the rest on stderr, one JSON object, exit codes by class of error."""
+"""Console conventions: data on stdout, the rest on stderr, one JSON object, exit codes by class of error.
+
+Work that takes long says so; short work says nothing.
+"""
 
 import importlib
 import importlib.metadata
@@ -6,8 +9,11 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import typer
@@ -25,6 +31,7 @@ from shoal.util.console import (
     say_json,
     say_result,
     setup_logging,
+    working,
 )
 from tests.helpers.trees import PROGRAMS, ROOT, python
 
@@ -328,3 +335,28 @@ def test_a_result_in_both_forms(capsys):
     assert capsys.readouterr().out == "two eels\nno more\n"
     say_result({"eels": 2}, "two eels", as_json=True)
     assert json.loads(capsys.readouterr().out)["data"] == {"eels": 2}
+
+
+def test_short_work_says_nothing(capsys):
+    with working("counting"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_long_work_says_so_until_its_end(capsys):
+    """Long work says so again and again until its end."""
+    with working("counting", after_s=0.02, every_s=0.02):
+        time.sleep(0.3)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) >= 3
+    assert all(re.fullmatch(r"counting: \d s", line) for line in told)
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    assert not [t for t in threading.enumerate() if t.name == "progress"]
+
+
+def test_an_error_ends_it(capsys):
+    with pytest.raises(ValueError, match="no"), working("counting", after_s=0.5):
+        raise ValueError("no")
+    time.sleep(0.6)
+    assert capsys.readouterr().err == ""

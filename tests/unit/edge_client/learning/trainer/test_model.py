@@ -1,4 +1,7 @@
-"""Own training code in a real process, as the backend of a task."""
+"""Own training code in a real process, as the backend of a task.
+
+The backend of a task on a device.
+"""
 
 import os
 from pathlib import Path
@@ -9,13 +12,14 @@ import pytest
 from edge_client.learning import scoring
 from edge_client.learning.data import Dataset
 from edge_client.learning.executor.choice import TrainerCommand
-from edge_client.learning.trainer.model import TrainerModel
+from edge_client.learning.model import NumpyModel, OrtModel
+from edge_client.learning.trainer.model import TrainerModel, device_model, make_model
 from edge_client.learning.training import train
 from shoal.errors import TaskError, TrainerError
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers import own_trainers
 from tests.helpers.own_trainers import Softmax, bundle, command
-from tests.helpers.tasks import CLASSES, INPUTS, samples
+from tests.helpers.tasks import CLASSES, INPUTS, logistic_bundle, samples
 
 X, Y = samples(40)
 SHARE = Dataset(X, Y)
@@ -119,3 +123,19 @@ def test_it_gets_no_secret_and_no_descriptor(monkeypatch, capfd):
         os.set_inheritable(held.fileno(), True)
         assert TrainerModel(bundle(), command(own_trainers.Chatters)).score(THETA, X, Y).correct == 6
     assert capfd.readouterr().err.count("on st") == 2
+
+
+def test_the_setting_chooses_the_model():
+    for setting, kind in (("numpy", NumpyModel), ("onnxruntime", OrtModel), ("auto", OrtModel)):
+        assert isinstance(make_model(setting)(logistic_bundle(), 1), kind)
+    assert isinstance(device_model(logistic_bundle()), OrtModel)
+
+
+def test_the_task_chooses_own_code():
+    assert isinstance(make_model("auto", command())(bundle(), 1), TrainerModel)
+    assert isinstance(make_model("numpy", command())(logistic_bundle(), 1), NumpyModel)
+
+
+def test_a_device_without_it_says_so():
+    with pytest.raises(TrainerError, match="needs the trainer softmax 1, and this device has none"):
+        device_model(bundle())

@@ -1,30 +1,41 @@
-"""Enrolment over an in-memory broker: admission, refusals with their reasons, revocation, and receiving keys."""
+"""Enrolment over an in-memory broker: admission, refusals with their reasons, revocation, and receiving keys.
+
+Requests and grants that are refused: expired, replayed, moved, forged, not for this fleet, or rejected by the owner.
+"""
 
 import dataclasses
+import hmac
 from contextlib import nullcontext
 
 import pytest
+from shoal_lab.loopback.transport import LoopbackTransport
 
+from aggregator import membership as aggregators
 from aggregator.membership import AggregatorMembership
 from aggregator.owner_inbox import OwnerInbox
-from crypto.seal.identity import Identity, sign_document
-from edge_client.enrolment import prepare
+from crypto.seal.envelope import seal_to_group
+from crypto.seal.identity import Identity, fingerprint, sign_document
+from edge_client.enrolment import Enrolling, prepare
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import receiving_notice
 from shoal import limits
-from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError
-from shoal.membership.enrol_requests import token_id
-from shoal.membership.grants import ErasedKeyError, peek_grant
-from shoal.owner.enrolment.admission import Registrar
+from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError, WireError
+from shoal.membership import enrol_requests as seal_tokens
+from shoal.membership.enrol_requests import make_request, open_refusal, token_id
+from shoal.membership.grants import AGGREGATOR_ROLE, ErasedKeyError, make_card, peek_grant, seal_grant
+from shoal.owner.enrolment.admission import REJECTED, Registrar, make_refusal
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.protocol import channels
+from shoal.protocol.channels import ENROLMENT
 from shoal.protocol.chunking import ChunkKind, split
-from shoal.protocol.codec import encode
-from shoal.protocol.documents import ReceivingNotice
-from shoal.protocol.enrolment import Token
+from shoal.protocol.codec import decode, encode
+from shoal.protocol.documents import Card, DeviceGrant, ReceivingNotice
+from shoal.protocol.enrolment import EnrolRequest, Token
+from shoal.protocol.messages import Sealed
 from shoal.protocol.topics import TopicKind
-from tests.helpers.enrolments import NOW_S, TOPICS
-from tests.helpers.receiving import RECEIVING
+from tests.helpers.enrolments import NOW_S, TOPICS, statement_of
+from tests.helpers.receiving import RECEIVING, device_card
 
 
 def test_enrolled_while_the_owner_is_away(scene):
@@ -342,3 +353,443 @@ def test_a_request_brings_the_first_keys(scene, device):
     known = scene.owner.receiving.of("dev-1")
     assert (known.receiving.first, known.number) == (1, 1)
     assert device.grant.receiving == 1
+
+
+def reasons(registrar):
+    return [r.reason for r in registrar.refused.values()]
+
+
+def test_an_expired_token_is_refused(scene):
+    """By the owner's clock: when the request is read, and again when it is approved."""
+    asking = scene.ask(scene.token(life_s=60))
+    registrar = scene.sit(NOW_S + 60)
+    with pytest.raises(UntrustedError, match="expired"):
+        registrar.approve_all([scene.print_of()], NOW_S + 61)
+    assert asking.refused is None
+    assert reasons(scene.sit(NOW_S + 61)) == ["the line has expired"]
+    scene.broker.pump()
+    assert "the line has expired" in str(asking.refused)
+    assert "another enrolment line" in asking.refused.hint
+    assert scene.owner.roster.devices == ()
+
+
+def test_a_token_admits_one_device(scene, token):
+    """A second one with the same line is refused, and the first one's name is not lost."""
+    scene.ask(token)
+    scene.sit().approve_all([scene.print_of()], NOW_S)
+    scene.broker.pump()
+    granted = scene.broker.retained[TOPICS.grant(token_id(token.secret))]
+    other = scene.ask(token, "dev-2")
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert str(other.refused) == f"the owner has refused this device: the line was used before, by {scene.print_of()}"
+    assert scene.broker.retained[TOPICS.grant(token_id(token.secret))] == granted
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+    with pytest.raises(UntrustedError, match="no request of fingerprint"):
+        registrar.approve_all([scene.print_of("dev-2")], NOW_S)
+    assert not other.granted
+
+
+def test_two_devices_with_one_token(scene, token):
+    """The approved device uses up the token; the other one can't."""
+    scene.ask(token)
+    registrar = scene.sit()
+    scene.ask(token, "dev-2")
+    assert set(registrar.pending) == {scene.print_of("dev-2")}
+    registrar.approve_all([scene.print_of("dev-2")], NOW_S)
+    with pytest.raises(UntrustedError):
+        scene.tokens.use(token_id(token.secret), scene.print_of())
+
+
+def test_a_replayed_request_changes_nothing(scene, token):
+    """Recorded and sent again after the approval, it only brings the same device its grant again."""
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    scene.sit().approve_all([scene.print_of()], NOW_S)
+    scene.broker.pump()
+    before = scene.owner.roster
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    registrar = scene.sit(NOW_S + 10**6)
+    scene.broker.pump()
+    assert (registrar.pending, registrar.refused) == ({}, {})
+    assert scene.owner.roster == before
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+
+
+def test_replay_brings_no_device_back(scene, token):
+    """Neither with the old request nor with a new token for the old keys."""
+    scene.ask(token)
+    recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
+    registrar = scene.sit()
+    registrar.approve_all([scene.print_of()], NOW_S)
+    scene.owner.revoke("dev-1")
+    scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
+    assert reasons(registrar) == ["device 'dev-1' is revoked, and its line was used"]
+    assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
+    fresh = scene.token()
+    scene.leave_request(
+        fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S, RECEIVING.public)
+    )
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="another device called"):
+        registrar.approve_all([scene.print_of()], NOW_S)
+    assert scene.tokens.find(token_id(fresh.secret)).used_by == ""
+
+
+def test_request_on_another_topic_is_refused(scene):
+    """It proves the token that it was made with, and no other."""
+    token, other = scene.token(), scene.token()
+    identity = Identity.generate("dev-1")
+    scene.leave_request(other, make_request(identity, token, NOW_S, RECEIVING.public))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+
+
+def test_an_unknown_token_is_refused(scene):
+    """Made up, or another owner's."""
+    made_up = dataclasses.replace(scene.token(), secret=bytes(16))
+    scene.leave_request(made_up, make_request(Identity.generate("dev-1"), made_up, NOW_S, RECEIVING.public))
+    (reason,) = reasons(scene.sit())
+    assert "did not issue" in reason
+
+
+CHANGES = {
+    "another fleet": {"fleet": "rock"},
+    "another owner": {"owner": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "another aggregator": {"aggregator": "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa"},
+    "a longer life": {"expires_at_s": NOW_S + 10**7},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_request_under_other_terms(scene, change, token):
+    """The proof covers every field of the enrolment line."""
+    asked = make_request(Identity.generate("dev-1"), dataclasses.replace(token, **change), NOW_S, RECEIVING.public)
+    scene.leave_request(token, asked)
+    (reason,) = reasons(scene.sit())
+    assert "fleet" in reason
+
+
+def sealed_by(identity, token, statement, proof=None):
+    """Return a request as a holder of the line could forge it, with any statement and any proof."""
+    raw = encode(statement)
+    key = seal_tokens.token_group(token)
+    head = Sealed(token.fleet, "enrolment", identity.name, "owner")
+    return encode(EnrolRequest(identity.member, seal_to_group(identity, key, head, (proof or b"") + raw)))
+
+
+def prove(token, document):
+    return hmac.digest(seal_tokens._derive(token.secret, "proof", 32), encode(document), "sha256")
+
+
+def test_swapped_keys_are_refused(scene, token):
+    """The broker can't replace the keys on the way, and a token's holder can't send another device's card."""
+    honest, thief = Identity.generate("dev-1"), Identity.generate("dev-1")
+    request = decode(make_request(honest, token, NOW_S, RECEIVING.public), EnrolRequest)
+    scene.leave_request(token, encode(dataclasses.replace(request, member=thief.member)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    document = statement_of(token, device_card(honest))
+    scene.leave_request(token, sealed_by(thief, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
+
+
+def test_wrong_proof_under_seal_is_refused(scene):
+    """The HMAC counts on its own."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement_of(token, device_card(identity))
+    scene.leave_request(token, sealed_by(identity, token, document, bytes(32)))
+    assert reasons(scene.sit()) == ["the request does not prove the token that it names"]
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert len(scene.sit().pending) == 1
+
+
+def test_unusable_seal_key_spends_no_token(scene):
+    """Otherwise a token's holder could get such a key signed into the roster, and no new keys could be sealed to the fleet."""
+    token, hostile = scene.token(), Identity.generate("dev-1")
+    keys = dataclasses.replace(hostile.member, seal_key=bytes(32))
+    card = sign_document(hostile, Card("device", keys, RECEIVING.public))
+    statement = encode(statement_of(token, card))
+    head = ENROLMENT.head("reef", "dev-1", "owner")
+    plain = seal_tokens.prove(token, statement) + statement
+    scene.leave_request(
+        token, encode(EnrolRequest(keys, seal_to_group(hostile, seal_tokens.token_group(token), head, plain)))
+    )
+    registrar = scene.sit()
+    assert registrar.pending == {}
+    assert "nothing can be sealed to it" in reasons(registrar)[0]
+    with pytest.raises(UntrustedError):
+        registrar.approve_all([fingerprint(keys)], NOW_S)
+    with pytest.raises(WireError, match="nothing can be sealed"):
+        scene.owner.add_device(card)
+    assert scene.owner.roster.devices == ()
+    scene.enrol("dev-2")
+    scene.owner.revoke("dev-2")
+
+
+def test_card_of_an_aggregator_is_refused(scene):
+    """A token is for a device."""
+    token, identity = scene.token(), Identity.generate("dev-1")
+    document = statement_of(token, make_card(identity, "aggregator"))
+    scene.leave_request(token, sealed_by(identity, token, document, prove(token, document)))
+    assert reasons(scene.sit()) == ["the request's card does not belong to the keys that sign the request"]
+
+
+@pytest.mark.parametrize("junk", [b"x", b"SHL1" + bytes(48) + b"x", bytes(20_000)])
+def test_junk_is_listed_and_harmless(scene, junk, token):
+    """The only place where strangers may write; the owner can clear it."""
+    scene.ask(token)
+    scene.leave(TOPICS.enrol("0" * 16), junk)
+    registrar = scene.sit()
+    assert len(registrar.pending) == len(registrar.refused) == 1
+    registrar.clear_refused()
+    assert not registrar.refused
+    scene.broker.pump()
+    assert TOPICS.enrol("0" * 16) not in scene.broker.retained
+
+
+def test_a_large_request_is_refused(scene):
+    """More than a card needs."""
+    chunk = split(bytes(20_000), kind=ChunkKind.ENROL, round=0)[0]
+    scene.leave(TOPICS.enrol("0" * 16), chunk)
+    (reason,) = reasons(scene.sit())
+    assert "20000 bytes" in reason
+
+
+@pytest.mark.parametrize("name", ["owner", "enrol", "aggregator"])
+def test_taken_name_spends_no_token(scene, name, token):
+    """A name that is somebody elses at the broker is refused before the token is spent."""
+    scene.ask(token, name)
+    registrar = scene.sit()
+    with pytest.raises(ConfigError, match="can't be called"):
+        registrar.approve_all([scene.print_of(name)], NOW_S)
+    assert scene.tokens.find(token_id(token.secret)).used_by == ""
+
+
+def forged_grants(scene, token):
+    """Return name -> (grant file, the device's error text)."""
+    owner = scene.owner
+    from shoal.membership.grants import open_card
+
+    card = open_card((scene.root / "dev-1" / "dev-1.card").read_bytes())
+    other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
+    other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
+    good = DeviceGrant(
+        fleet="reef",
+        owner_key=owner.owner.member.sign_key,
+        broker="mqtt://x",
+        roster=owner.roster_bytes,
+        keys_since=owner.roster.keys_since,
+        receiving=1,
+        broadcast_key=bytes(32),
+        version_secret=bytes(32),
+    )
+    foreign = dataclasses.replace(card, receiving=RECEIVING.public)
+    others = dataclasses.replace(good, owner_key=other.owner.member.sign_key)
+    return {
+        "another owner's": (seal_grant(other.owner, card, others), "from owner"),
+        "another fleet's": (seal_grant(owner.owner, card, dataclasses.replace(good, fleet="rock")), "for fleet 'rock'"),
+        "without this device": (seal_grant(owner.owner, card, good), "does not list this device"),
+        "sealed to somebody else": (seal_grant(owner.owner, foreign, good), "is not for the keys"),
+        "with another's roster": (
+            seal_grant(owner.owner, card, dataclasses.replace(good, roster=other.roster_bytes)),
+            "signature",
+        ),
+        "junk": (b"junk", "message"),
+    }
+
+
+def test_forged_grants_do_not_count(scene, token):
+    """None leaves a file, each gives its reason, and the device continues to wait."""
+    asking = scene.ask(token)
+    for grant, why in forged_grants(scene, token).values():
+        (chunk,) = split(grant, kind=ChunkKind.GRANT, round=0)
+        scene.leave(TOPICS.grant(token_id(token.secret)), chunk)
+        assert why in scene.complaints[-1]
+        assert not asking.granted
+        assert not (scene.root / "dev-1" / "membership.bin").exists()
+    assert len(scene.complaints) == 6
+    scene.sit().approve_all([scene.print_of()], NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+def test_line_outlasts_its_aggregator(scene, token):
+    """The owner has replaced it since: its signature says who has its place."""
+    scene.owner.replace_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    asking = scene.ask(token)
+    scene.sit().approve_all([scene.print_of()], NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+    member = DeviceMembership(scene.root / "dev-1")
+    assert fingerprint(member.roster.aggregator) != token.aggregator
+    assert member.roster.aggregator == scene.owner.roster.aggregator
+
+
+# -- Requests that the owner rejects, or can't approve: the others are approved, and the device is told at once --
+
+
+def waits_at_broker(scene, token):
+    return TOPICS.enrol(token_id(token.secret)) in scene.broker.retained
+
+
+def stranger(scene, token, name):
+    """Leave a request of keys that no directory has."""
+    scene.leave_request(token, make_request(Identity.generate(name), token, NOW_S, RECEIVING.public))
+
+
+def test_all_possible_are_approved(scene):
+    """A device that was set up anew asks under its old name, beside a good one and one with a name that is taken."""
+    scene.enrol("pump-3")
+    line = scene.token()
+    scene.ask(scene.token(), "pump-4")
+    (scene.root / "pump-3").rename(scene.root / "lost")
+    again = scene.ask(line, "pump-3")
+    stranger(scene, scene.token(), "owner")
+    registrar = scene.sit()
+    registrar.refuse_unfit(NOW_S)
+    assert [r.name for r in registrar.pending.values()] == ["pump-4"]
+    assert {r.name: r.reason.split(":")[0] for r in registrar.refused.values()} == {
+        "pump-3": "the fleet has had another device called 'pump-3'",
+        "owner": "a device can't be called 'owner'",
+    }
+    assert all("--name" in r.hint for r in registrar.refused.values())
+    registrar.approve_all(registrar.pending, NOW_S)
+    scene.broker.pump()
+    assert "another device called 'pump-3'" in str(again.refused)
+    assert "with the same enrolment line" in again.refused.hint
+    assert scene.sit().pending == {}
+    renamed = scene.ask(line, "pump-3b")
+    registrar = scene.sit()
+    registrar.approve_all([scene.print_of("pump-3b")], NOW_S)
+    scene.broker.pump()
+    assert renamed.granted
+
+
+@pytest.mark.parametrize("first", ["dev-a", "dev-b"])
+def test_first_of_one_name_is_approved(scene, first):
+    """Of two devices with one name the first to ask is approved."""
+    tokens = {name: scene.token() for name in ("dev-a", "dev-b")}
+    for name, token in tokens.items():
+        asked_at_s = NOW_S if name == first else NOW_S + 9
+        scene.leave_request(token, make_request(Identity.generate("pi"), token, asked_at_s, RECEIVING.public))
+    registrar = scene.sit()
+    registrar.refuse_unfit(NOW_S)
+    (left,) = registrar.pending.values()
+    assert left.token == token_id(tokens[first].secret)
+    (refused,) = registrar.refused.values()
+    assert refused.reason == "another device called 'pi' asks as well"
+    registrar.approve_all([left.fingerprint], NOW_S)
+    assert [d.name for d in scene.owner.roster.devices] == ["pi"]
+
+
+@pytest.mark.parametrize("by", ["fingerprint", "name", "token"])
+def test_rejected_device_is_told_at_once(scene, by, token):
+    """A rejected device is told at once and its line is void."""
+    asking = scene.ask(token)
+    registrar = scene.sit()
+    wanted = {"fingerprint": scene.print_of(), "name": "dev-1", "token": token_id(token.secret)}[by]
+    assert registrar.reject(wanted) == "dev-1"
+    scene.broker.pump()
+    assert "the owner has rejected" in str(asking.refused)
+    assert not waits_at_broker(scene, token)
+    assert (scene.sit().pending, scene.sit().refused) == ({}, {})
+    assert scene.tokens.find(token_id(token.secret)).used_by == REJECTED
+    other = scene.ask(token, "dev-2")
+    registrar = scene.sit()
+    scene.broker.pump()
+    assert (registrar.pending, other.granted) == ({}, False)
+    assert "the owner has rejected" in str(other.refused)
+    with pytest.raises(UntrustedError):
+        registrar.approve_all([scene.print_of("dev-2")], NOW_S)
+
+
+def test_absent_device_is_told_later(scene, token):
+    """A device that was away is told when it asks again."""
+    stranger(scene, token, "dev-1")
+    registrar = scene.sit()
+    registrar.reject("dev-1")
+    scene.broker.pump()
+    back = scene.ask(token)
+    scene.sit()
+    scene.broker.pump()
+    assert "rejected" in str(back.refused)
+    assert not waits_at_broker(scene, token)
+
+
+def test_nothing_to_reject(scene):
+    for name in ("pi", "pi"):
+        stranger(scene, scene.token(), name)
+    registrar = scene.sit()
+    with pytest.raises(UsageError, match="no request of 'dev-9'") as caught:
+        registrar.reject("dev-9")
+    assert "shoal-fleet devices" in caught.value.hint
+    with pytest.raises(UsageError, match="2 devices called 'pi' ask"):
+        registrar.reject("pi")
+    assert len(registrar.pending) == 2
+
+
+def test_refused_request_goes_by_its_token(scene, token):
+    """A refused request is removed by its token."""
+    scene.leave(TOPICS.enrol(token_id(token.secret)), b"junk")
+    registrar = scene.sit()
+    assert registrar.reject(token_id(token.secret)) == "?"
+    scene.broker.pump()
+    assert not waits_at_broker(scene, token)
+
+
+def test_hundreds_of_requests_block_nobody(scene, monkeypatch):
+    """Hundreds of requests of a stranger keep nobody out."""
+    monkeypatch.setattr(limits, "MAX_REQUESTS", 100)
+    for number in range(300):
+        scene.leave(f"{TOPICS.enrol('0' * 13 + f'{number:03d}')}", b"junk" * 100)
+    asking = scene.ask(scene.token())
+    registrar = scene.sit()
+    registrar.refuse_unfit(NOW_S)
+    assert len(registrar.refused) == 100
+    registrar.approve_all(registrar.pending, NOW_S)
+    scene.broker.pump()
+    assert asking.granted
+
+
+CASES = {
+    "another owner": {"owner": Identity.generate("owner")},
+    "another token": {"token": "0" * 16},
+    "another device": {"member": Identity.generate("dev-1").member},
+    "another fleet": {"fleet": "atoll"},
+}
+
+
+@pytest.mark.parametrize("change", CASES.values(), ids=CASES)
+def test_foreign_refusal_is_ignored(scene, change, token):
+    """A refusal that is not the owners to this request is ignored."""
+    asking: Enrolling = scene.ask(token)
+    member = Identity.load(scene.root / "dev-1" / "identity.key").member
+    parts = {"owner": scene.owner.owner, "fleet": "reef", "token": token_id(token.secret), "member": member, **change}
+    refusal = make_refusal(*parts.values(), UntrustedError("no"))
+    with pytest.raises(ShoalError):
+        open_refusal(refusal, token, member)
+    (chunk,) = split(refusal, kind=channels.REFUSAL.kind, round=0)
+    forger = LoopbackTransport(scene.broker, "forger", lambda _event: None)
+    forger.start()
+    forger.publish(TOPICS.grant(token_id(token.secret)), chunk)
+    scene.broker.pump()
+    assert asking.refused is None
+    assert waits_at_broker(scene, token)
+    assert "refused an answer" in scene.complaints[-1]
+
+
+def test_refusal_has_clean_short_texts(scene, token):
+    """A refusal has short texts without control characters."""
+    asking = scene.ask(token)
+    member = Identity.load(scene.root / "dev-1" / "identity.key").member
+    error = UntrustedError("\x1b[31m" + "ü" * 5000, hint="x" * 5000)
+    refusal = make_refusal(scene.owner.owner, "reef", token_id(token.secret), member, error)
+    assert len(refusal) < channels.REFUSAL.largest
+    for cut in (0, 64, len(refusal) - 1):
+        with pytest.raises((UntrustedError, WireError)):
+            open_refusal(refusal[:cut], token, member)
+    (chunk,) = split(refusal, kind=channels.REFUSAL.kind, round=0)
+    sender = LoopbackTransport(scene.broker, "sender", lambda _event: None)
+    sender.start()
+    sender.publish(TOPICS.grant(token_id(token.secret)), chunk)
+    scene.broker.pump()
+    assert str(asking.refused).isprintable()

@@ -1,10 +1,18 @@
-"""Blocks of integers with a scale each."""
+"""Blocks of integers with a scale each.
+
+The range of scales.
+
+Streams of a public seed.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from shoal.errors import IntegrityError, WireError
 from shoal.protocol.precision import blocks
+from shoal.protocol.precision.blocks import LEAST, MOST, WINDOW, checked, flushed, windows
 
 
 def test_each_block_has_its_own_scale():
@@ -26,3 +34,27 @@ def test_rounding_is_random_and_unbiased():
     found = blocks.decode(memoryview(blocks.encode(vector, b"s")), 20_001)[vector < 1]
     assert set(found.tolist()) == {0.0, 1.0}
     assert abs(found.mean() - 0.25) < 0.02
+
+
+def test_scales_in_range_pass():
+    scales = np.array([0, LEAST, 1, MOST], np.float32)
+    assert checked(scales).tolist() == flushed(scales).tolist() == scales.tolist()
+
+
+def test_small_scales_become_zero():
+    assert flushed(np.array([LEAST / 2, 1e-45], np.float32)).tolist() == [0, 0]
+
+
+def test_large_scales_are_refused_twice():
+    """Large scales are refused on both sides."""
+    large = np.array([MOST * 2], np.float32)
+    with pytest.raises(IntegrityError):
+        flushed(large)
+    with pytest.raises(WireError):
+        checked(large)
+
+
+def test_windows_cover_the_vector_once():
+    spans = list(windows(2 * WINDOW + 5))
+    assert [(s.start, s.stop) for s in spans] == [(0, WINDOW), (WINDOW, 2 * WINDOW), (2 * WINDOW, 2 * WINDOW + 5)]
+    assert list(windows(0)) == []
