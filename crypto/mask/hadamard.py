@@ -21,6 +21,9 @@ MAX_BLOCK_BITS: Final = 12
 _PASS_BITS: Final = 6
 _CACHED: Final = 1 << 16
 """Coordinates that a pass works on at a time: 256 KB, twice, stay in the L2 cache."""
+_BUFFERED: Final = 256
+"""Elements of numpy's buffers meanwhile. With the usual 8192 it copies all runs below some 2000 there and back, which takes
+longer than to add them."""
 
 
 def transform(vector: Float32Vector) -> None:
@@ -73,39 +76,39 @@ def _blocks(vector: NDArray[np.float32], bits: int) -> None:
 
 def _passes(vector: NDArray[np.float32], bits: int, scale: np.float32) -> None:
     low = min(bits, _PASS_BITS)
-    row = vector.size >> bits
-    step = max(_CACHED // (row << low), 1) * (row << low)
-    work = np.empty(min(step, vector.size), dtype=np.float32)
-    for start in range(0, vector.size, step):
-        piece = vector[start : start + step]
-        done = _butterflies(piece, work[: piece.size], row, low)
-        if done is not piece or bits == low:
-            np.multiply(done, scale if bits == low else np.float32(1), out=piece)
-    if bits == low:
-        return
-    high = bits - low
-    columns = vector.reshape(1 << high, -1)
-    width = min(_CACHED >> high, columns.shape[1])
-    room = np.empty((2, width << high), dtype=np.float32)
-    for start in range(0, columns.shape[1], width):
-        slab = columns[:, start : start + width]
-        source, other = room[:, : slab.size]
-        np.multiply(slab, scale, out=source.reshape(slab.shape))
-        np.copyto(slab, _butterflies(source, other, slab.shape[1], high).reshape(slab.shape))
+    high, group = bits - low, vector.size >> bits << low
+    room = np.empty((2, min(max(_CACHED, group), vector.size)), dtype=np.float32)
+    step = room.shape[1] // group * group
+    before = np.setbufsize(_BUFFERED)
+    try:
+        for start in range(0, vector.size, step):
+            _pass(vector[start : start + step].reshape(-1, 1 << low, group >> low), low, room)
+        np.multiply(vector, scale, out=vector)
+        columns = vector.reshape(1, 1 << high, -1)
+        width = max(_CACHED >> high, 1)
+        for start in range(0, columns.shape[2], width):
+            _pass(columns[..., start : start + width], high, room)
+    finally:
+        np.setbufsize(before)
 
 
-def _butterflies(source: NDArray[np.float32], other: NDArray[np.float32], half: int, count: int) -> NDArray[np.float32]:
-    """Apply ``count`` butterflies to ``source``, the first ``half`` apart, and return the buffer that holds the result.
+def _pass(view: NDArray[np.float32], bits: int, room: NDArray[np.float32]) -> None:
+    """Apply ``bits`` butterflies to the rows of each matrix in ``view``, shape (m, 2**bits, n), neighbours first, in place.
+
+    They work on a copy in which the lowest bit of a row's number is the first axis: all pairs are long runs there.
 
     Args:
-        source: shape (m,); overwritten.
-        other: shape (m,), a second buffer.
-        half: distance of the pairs in the first butterfly; it doubles each time.
-        count: number of butterflies.
+        view: changed in place.
+        bits: number of butterflies.
+        room: shape (2, at least m * n * 2**bits), two buffers.
     """
-    for _ in range(count):
-        pairs, results = source.reshape(-1, 2, half), other.reshape(-1, 2, half)
+    count, rows, width = view.shape
+    bits_first = view.reshape(count, *(2,) * bits, width).transpose(*range(bits, 0, -1), 0, bits + 1)
+    source, other = room[:, : count * rows * width]
+    np.copyto(source.reshape(bits_first.shape), bits_first)
+    for bit in range(bits):
+        pairs, results = source.reshape(1 << bit, 2, -1), other.reshape(1 << bit, 2, -1)
         np.add(pairs[:, 0], pairs[:, 1], out=results[:, 0])
         np.subtract(pairs[:, 0], pairs[:, 1], out=results[:, 1])
-        source, other, half = other, source, 2 * half
-    return source
+        source, other = other, source
+    np.copyto(bits_first, source.reshape(bits_first.shape))
