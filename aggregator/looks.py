@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from aggregator.strategies.base import ClientUpdate, Groups
-from crypto.seal.envelope import open_from_member, read_head
+from crypto.seal.envelope import open_from_member, read_expected
 from crypto.sums.deals import aggregator_deal
 from shoal.digests import sha256
 from shoal.errors import UntrustedError
@@ -66,9 +66,8 @@ def open_deal(sealed: bytes, plan: RunPlan, identity: Identity, owner_key: bytes
     Raises:
         UntrustedError: the owner has not dealt them to this party, or for another run.
     """
-    head, at = read_head(sealed)
-    if head != deal_head(plan.fleet, OWNER_NAME, identity.name):
-        raise UntrustedError(f"the owner's numbers for looks are not for {identity.name}")
+    wanted = deal_head(plan.fleet, OWNER_NAME, identity.name)
+    head, at = read_expected(sealed, wanted, f"the owner's numbers for looks of {identity.name}")
     dealt = decode(open_from_member(identity, sealed, head, at, owner_key)[0], LookDeal)
     if dealt.run_id != plan.task_run[1]:
         raise UntrustedError("the owner's numbers for looks are of another run")

@@ -25,7 +25,7 @@ from aggregator.run_control import RunControl, UnfulfilledError
 from aggregator.status.answers import encoded
 from aggregator.storage.chunk_spool import ChunkSpool
 from aggregator.storage.signed_runs import OwnerOrders
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_member
 from shoal.errors import IntegrityError, ShoalError, UntrustedError, WireError
 from shoal.membership.grants import OWNER_NAME
 from shoal.protocol import channels
@@ -132,10 +132,8 @@ class OwnerRequests:
 
     def _opened(self, transfer: Transfer) -> tuple[OwnerRequest, bytes]:
         member = self._membership
-        head, at = read_head(transfer.payload)
         wanted = channels.REQUEST.head(member.fleet, OWNER_NAME, member.identity.name)
-        if head != wanted:
-            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the owner's request belongs")
+        head, at = read_expected(transfer.payload, wanted, "the owner's request")
         message, package = open_from_member(
             member.identity, transfer.payload, head, at, member.owner_key, transfer.signed
         )
@@ -173,5 +171,6 @@ class OwnerRequests:
             parcel = seal_message_to_member(self._membership.identity, key, head, encode(answer), body)
         except ValueError as error:
             raise WireError("a request with a key that nothing can be sealed to") from error
-        topic, kind = self._topics.owner_answer, channels.ANSWER.kind
-        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id)
+        publish_in_chunks(
+            self._transport, self._topics.owner_answer, parcel.payload, channels.ANSWER.kind, parcel.transfer_id
+        )

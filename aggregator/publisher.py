@@ -384,14 +384,25 @@ class Publisher:
         """Send the owner's newest roster to a device that it revokes, sealed to the device, which lacks the broadcast key."""
         head = channels.REVOCATION.head(self._group.fleet, self._identity.name, member.name)
         parcel = seal_message_to_member(self._identity, member.seal_key, head, signed)
-        topic, kind = self._topics.ctl(member.name), channels.REVOCATION.kind
-        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id)
+        publish_in_chunks(
+            self._transport,
+            self._topics.ctl(member.name),
+            parcel.payload,
+            channels.REVOCATION.kind,
+            parcel.transfer_id,
+        )
 
     def _send_control(self, member: Member, control: Control, group: GroupKey) -> None:
         head = channels.CONTROL.head(control.fleet, self._identity.name, member.name)
         parcel = seal_message_to_group(self._identity, group, head, encode(control))
-        topic, kind = self._topics.ctl(member.name), channels.CONTROL.kind
-        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id, control.round)
+        publish_in_chunks(
+            self._transport,
+            self._topics.ctl(member.name),
+            parcel.payload,
+            channels.CONTROL.kind,
+            parcel.transfer_id,
+            control.round,
+        )
 
     def republish(self) -> None:
         """Publish all retained messages again, for a broker that restarted."""

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_member, peek_from_group, read_head
+from crypto.seal.envelope import (
+    GroupKey,
+    SealError,
+    is_from,
+    open_from_member,
+    peek_from_group,
+    read_expected,
+    read_head,
+)
 from crypto.seal.identity import peek_document
 from shoal.errors import NotEnrolledError, UntrustedError
 from shoal.membership.directory import DAMAGED_HINT, Membership, accept_grant, make_identity
@@ -191,10 +199,9 @@ class DeviceMembership(Membership[DeviceGrant]):
             UntrustedError: the message is of another fleet, for another device, or not from the aggregator.
             SealError: it is not sealed to us, or altered.
         """
-        head, at = read_head(payload)
         sender = aggregator_of(self.roster)
-        if head != channels.REVOCATION.head(self.fleet, sender.name, self.name):
-            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where a roster for {self.name} belongs")
+        wanted = channels.REVOCATION.head(self.fleet, sender.name, self.name)
+        head, at = read_expected(payload, wanted, f"a roster for {self.name}")
         plain, _ = open_from_member(self.identity, payload, head, at, sender.sign_key, signed)
         return bytes(plain)
 

@@ -12,7 +12,7 @@ from aggregator.rounds.held_models import HeldModels, segment_name
 from aggregator.status.facts import WorkerStatus
 from aggregator.storage.store import OpenedUpload
 from aggregator.strategies.base import RoundPlan
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_member
 from crypto.seal.identity import open_document
 from shoal import limits
 from shoal.errors import UntrustedError
@@ -145,12 +145,10 @@ class WorkerMessages:
 
     def _on_sealed(self, worker: Member, transfer: Transfer) -> None:
         channel = channels.channel_at(TopicKind.REPORT, transfer.kind)
-        head, at = read_head(transfer.payload)
-        if (head.fleet, head.purpose, head.sender) != (self._run.fleet, channel.purpose, worker.name):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} on {worker.name}'s topic")
-        message, body = open_from_member(
-            self._membership.identity, transfer.payload, head, at, worker.sign_key, transfer.signed
-        )
+        identity = self._membership.identity
+        wanted = channel.head(self._run.fleet, worker.name, identity.name)
+        head, at = read_expected(transfer.payload, wanted, f"a message of {worker.name}")
+        message, body = open_from_member(identity, transfer.payload, head, at, worker.sign_key, transfer.signed)
         if channel is channels.CELL_SUMS:
             self._reported_s[worker.name] = int(self._clock())
             self._on_sums(decode(message, CellSums), body)
@@ -223,8 +221,13 @@ class WorkerMessages:
         identity = self._membership.identity
         head = channel.head(self._run.fleet, identity.name, worker.name)
         parcel = seal_message_to_member(identity, worker.seal_key, head, message)
-        topic = self._topics.at(TopicKind.JOB, worker.name)
-        publish_in_chunks(self._transport, topic, parcel.payload, channel.kind, parcel.transfer_id)
+        publish_in_chunks(
+            self._transport,
+            self._topics.at(TopicKind.JOB, worker.name),
+            parcel.payload,
+            channel.kind,
+            parcel.transfer_id,
+        )
 
 
 def _length(run: RunPlan, segment: str) -> int:

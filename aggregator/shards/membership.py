@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_member
 from crypto.seal.identity import Identity, open_document, sign_document
-from shoal.errors import UntrustedError
 from shoal.membership.directory import Membership, accept_grant, make_identity
 from shoal.membership.grants import WORKER_ROLE
 from shoal.membership.roster import aggregator_of
@@ -58,10 +57,9 @@ class WorkerMembership(Membership[AggregatorGrant]):
             UntrustedError: it is not from the aggregator.
         """
         channel = channel_at(TopicKind.JOB, transfer.kind)
-        head, at = read_head(transfer.payload)
         sender = aggregator_of(self.roster)
-        if (head.fleet, head.purpose, head.sender) != (self.fleet, channel.purpose, sender.name):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where a job belongs")
+        wanted = channel.head(self.fleet, sender.name, self.identity.name)
+        head, at = read_expected(transfer.payload, wanted, "a job")
         message, _ = open_from_member(self.identity, transfer.payload, head, at, sender.sign_key, transfer.signed)
         return channel, message
 
@@ -71,10 +69,8 @@ class WorkerMembership(Membership[AggregatorGrant]):
         Raises:
             UntrustedError: it is not from the aggregator, or not the owner's.
         """
-        head, at = read_head(transfer.payload)
         sender = aggregator_of(self.roster)
-        if (head.fleet, head.purpose, head.sender) != (self.fleet, ROSTER.purpose, sender.name):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} where the roster belongs")
+        head, at = read_expected(transfer.payload, ROSTER.head(self.fleet, sender.name), "the roster")
         _, plain = self.open_under_any(transfer.payload, head, at, sender.sign_key, transfer.signed)
         self.adopt(bytes(plain))
 
@@ -83,8 +79,13 @@ class WorkerMembership(Membership[AggregatorGrant]):
         aggregator, name = aggregator_of(self.roster), self.identity.name
         head = channel.head(self.fleet, name, aggregator.name)
         parcel = seal_message_to_member(self.identity, aggregator.seal_key, head, message, body)
-        topic = Topics(self.fleet).at(TopicKind.REPORT, name)
-        publish_in_chunks(transport, topic, parcel.payload, channel.kind, parcel.transfer_id)
+        publish_in_chunks(
+            transport,
+            Topics(self.fleet).at(TopicKind.REPORT, name),
+            parcel.payload,
+            channel.kind,
+            parcel.transfer_id,
+        )
 
 
 def presence_of(membership: WorkerMembership, birth: int, *, online: bool) -> Will:

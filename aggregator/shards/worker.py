@@ -18,7 +18,7 @@ from aggregator.owner_inbox import GrantInbox
 from aggregator.shards.calculation import PartCalculator, ShardsUnavailableError, squared_norm
 from aggregator.shards.membership import WorkerMembership, presence_of
 from aggregator.shards.part_store import PartStore
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_group
+from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_group
 from shoal import limits
 from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
 from shoal.protocol import channels
@@ -196,12 +196,10 @@ class WorkerService:
         if transfer is None:
             return
         channel = channels.channel_at(TopicKind.PART, transfer.kind)
-        head, at = read_head(transfer.payload)
-        if (head.fleet, head.purpose, head.sender) != (self.run.fleet, channel.purpose, device):
-            raise UntrustedError(f"a sealed {head.purpose} of {head.sender!r} on {device}'s topic")
-        message, body = open_from_member(
-            self._membership.identity, transfer.payload, head, at, member.sign_key, transfer.signed
-        )
+        identity = self._membership.identity
+        wanted = channel.head(self.run.fleet, device, identity.name)
+        head, at = read_expected(transfer.payload, wanted, f"a part of {device}")
+        message, body = open_from_member(identity, transfer.payload, head, at, member.sign_key, transfer.signed)
         if channel is channels.PART_REMINDER:
             self._on_reminder(decode(message, Reminder), device)
         else:
@@ -268,8 +266,14 @@ class WorkerService:
         )
         head = channels.PART_CONTROL.head(self.run.fleet, self._membership.identity.name, device)
         parcel = seal_message_to_group(self._membership.identity, self._membership.group, head, encode(control))
-        topic, kind = self._topics.at(TopicKind.PART_CTL, device), channels.PART_CONTROL.kind
-        publish_in_chunks(self._transport, topic, parcel.payload, kind, parcel.transfer_id, round_)
+        publish_in_chunks(
+            self._transport,
+            self._topics.at(TopicKind.PART_CTL, device),
+            parcel.payload,
+            channels.PART_CONTROL.kind,
+            parcel.transfer_id,
+            round_,
+        )
 
     def flush(self, now_s: float) -> None:
         """Make the parts that arrived durable, and report them."""

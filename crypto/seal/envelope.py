@@ -6,7 +6,8 @@ docs/wire-format.md has the exact bytes.
 A receiver opens an envelope in three steps, of which the second is the caller's:
 
 1. `read_head` parses the head. Nothing is authentic yet.
-2. The caller compares fleet, purpose and sender with those that belong on the topic, and looks up the sender's key.
+2. The caller compares fleet, purpose and sender with those that belong on the topic, and looks up the sender's key. If it knows
+   the whole head, `read_expected` does the first two steps.
 3. `open_from_member` or `open_from_group` verifies the signature, which covers the head, and only then decrypts.
 
 Step 3 proves who sealed the envelope, not that it belongs here: without step 2, a valid message for another purpose would be
@@ -131,6 +132,19 @@ def read_head(data: bytes | memoryview) -> tuple[Sealed, int]:
             f"a head of {length} bytes in a sealed message of {len(view)}: at most {MAX_HEAD_BYTES} are allowed"
         )
     return decode(view[PREFIX_BYTES:head_end], Sealed), head_end
+
+
+def read_expected(data: bytes | memoryview, wanted: Sealed, what: str) -> tuple[Sealed, int]:
+    """Return what `read_head` does, if the head is ``wanted``; ``what`` names in an error the message that belongs here.
+
+    Raises:
+        UntrustedError: it is the head of another message.
+        WireError: the bytes are not a sealed message.
+    """
+    head, at = read_head(data)
+    if head != wanted:
+        raise UntrustedError(f"a {head.purpose} of {head.sender!r} where {what} belongs")
+    return head, at
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final
 from crypto.seal.envelope import (
     GroupKey,
     open_from_group,
-    read_head,
+    read_expected,
     seal_to_group,
 )
 from crypto.seal.identity import sign_document
 from edge_client.protocol.session_io import Facts, OfferReceivingKeys, PublishPresence, Resubscribe
-from shoal.errors import UntrustedError
 from shoal.protocol.channels import PRESENCE, RECEIVING
 from shoal.protocol.chunking import parse, split
 from shoal.protocol.codec import decode, encode
@@ -119,9 +118,7 @@ def witness(membership: DeviceMembership, birth: int) -> Witness:
 
     def read(payload: bytes) -> tuple[int, int] | None:
         sealed = parse(payload)[1]
-        head, at = read_head(sealed)
-        if head != PRESENCE.head(membership.fleet, membership.name):
-            raise UntrustedError("another message in place of our presence")
+        head, at = read_expected(sealed, PRESENCE.head(membership.fleet, membership.name), "our presence")
         key = membership.identity.member.sign_key
         told = decode(open_from_group(membership.group, sealed, head, at, key), Presence)
         return (told.birth, told.rival) if told.online else None

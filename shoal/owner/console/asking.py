@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from aggregator.rounds.state import RunPhase
 from aggregator.status.answers import QUEUED, STOPPED_UNBEGUN, LogRecord, RunEntry, ScheduleEntry
 from aggregator.status.record import NOT_SERVED, document_of
-from crypto.seal.envelope import open_from_member, read_head, seal_message_to_member
+from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_member
 from crypto.seal.identity import sign_document
 from shoal.errors import (
     BrokerUnreachableError,
@@ -192,8 +192,10 @@ class Question:
     def send(self, transport: Transport) -> None:
         """Subscribe to answers, then publish the request."""
         transport.subscribe(self._topics.filter(TopicKind.OWNER_ANSWER))
-        topic, kind = self._topics.owner_request, channels.REQUEST.kind
-        publish_in_chunks(transport, topic, self.sealed.payload, kind, self.sealed.transfer_id)
+        sealed = self.sealed
+        publish_in_chunks(
+            transport, self._topics.owner_request, sealed.payload, channels.REQUEST.kind, sealed.transfer_id
+        )
 
     def on_event(self, event: TransportEvent, now_s: float) -> None:
         """Take an event of the transport; ``now_s`` is a monotonic clock's. Answers to other requests are ignored."""
@@ -207,9 +209,8 @@ class Question:
             return  # another console's answer, or a forgery: ours may still come
 
     def _open(self, transfer: Transfer) -> None:
-        head, at = read_head(transfer.payload)
-        if head != channels.ANSWER.head(self._fleet.name, self._aggregator.name, OWNER_NAME):
-            raise UntrustedError(f"a {head.purpose} of {head.sender!r} where the aggregator's answer belongs")
+        wanted = channels.ANSWER.head(self._fleet.name, self._aggregator.name, OWNER_NAME)
+        head, at = read_expected(transfer.payload, wanted, "the aggregator's answer")
         message, body = open_from_member(
             self._fleet.owner, transfer.payload, head, at, self._aggregator.sign_key, transfer.signed, private=self._key
         )

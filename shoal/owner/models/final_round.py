@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crypto.mask.schedule import RoundKeys, VersionKey
-from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_head
+from crypto.seal.envelope import GroupKey, SealError, is_from, open_from_group, read_expected, read_head
 from edge_client.models.checkpoints import naming_sealer, open_checkpoint
 from edge_client.models.private_values import initial_values, joined
 from edge_client.models.store import Transcript
@@ -122,10 +122,8 @@ def open_broadcast(
         SealError: it is under another key, or altered.
         UntrustedError: it is another kind of message.
     """
-    head, at = read_head(sealed)
     sender = aggregator_of(roster)
-    if head != channel.head(roster.fleet, sender.name, channels.EVERYONE):
-        raise UntrustedError(f"a message of {head.sender!r} that is no {channel.name} of this fleet")
+    head, at = read_expected(sealed, channel.head(roster.fleet, sender.name), f"a {channel.name} of this fleet")
     group = GroupKey(roster.fleet, "broadcast", version.broadcast_key)
     return open_from_group(group, sealed, head, at, sender.sign_key)
 

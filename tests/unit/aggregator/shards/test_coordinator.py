@@ -122,7 +122,7 @@ def test_reports_come_to_their_takers(scene):
 
 def test_false_report_is_refused(scene):
     """A report in anothers name or of another run is refused."""
-    with pytest.raises(UntrustedError, match="on worker-1's topic"):
+    with pytest.raises(UntrustedError, match="where a message of worker-1 belongs"):
         scene.send(0, scene.report(0), on="worker-1")
     with pytest.raises(UntrustedError, match="a report of worker 1 by worker-0"):
         scene.send(0, scene.report(0, worker=1))
