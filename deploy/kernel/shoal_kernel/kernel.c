@@ -7,17 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 16, PASS_BITS = 6, PASS_ROWS = 1 << PASS_BITS, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
+enum { WIDTH = 64, PASS_BITS = 6, PASS_ROWS = 1 << PASS_BITS, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
 
-/* `bits` butterflies over the rows of a tile of WIDTH columns, neighbours first. */
-static void butterflies(float tile[][WIDTH], int bits)
+/* `bits` butterflies over the rows of a tile of `width` columns, neighbours first. GCC adds number by number where it unrolls the
+   innermost loop as a whole, as it does up to 16 columns, so their number is no constant. */
+static void butterflies(float tile[][WIDTH], int bits, int width)
 {
     int rows = 1 << bits;
     for (int half = 1; half < rows; half *= 2)
         for (int first = 0; first < rows; first += 2 * half)
             for (int row = first; row < first + half; row++) {
-                float *a = tile[row], *b = tile[row + half];
-                for (int i = 0; i < WIDTH; i++) {
+                float *restrict a = tile[row], *restrict b = tile[row + half];
+                for (int i = 0; i < width; i++) {
                     float sum = a[i] + b[i], difference = a[i] - b[i];
                     a[i] = sum;
                     b[i] = difference;
@@ -31,15 +32,13 @@ static void pass(float *vector, int64_t stride, int64_t width, int bits, float b
     float tile[PASS_ROWS][WIDTH];
     int rows = 1 << bits;
     for (int64_t at = 0; at < width; at += WIDTH) {
-        int64_t here = width - at < WIDTH ? width - at : WIDTH;
-        if (here < WIDTH)
-            memset(tile, 0, sizeof tile);
+        int here = width - at < WIDTH ? (int)(width - at) : WIDTH;
         for (int row = 0; row < rows; row++)
-            for (int64_t i = 0; i < here; i++)
+            for (int i = 0; i < here; i++)
                 tile[row][i] = vector[row * stride + at + i] * before;
-        butterflies(tile, bits);
+        butterflies(tile, bits, here);
         for (int row = 0; row < rows; row++)
-            for (int64_t i = 0; i < here; i++)
+            for (int i = 0; i < here; i++)
                 vector[row * stride + at + i] = tile[row][i] * after;
     }
 }
@@ -55,30 +54,41 @@ void shoal_blocks(float *vector, int64_t count, int32_t bits, float scale)
         pass(vector, group, group, high, scale, 1.0f);
 }
 
+/* Turns the sizes of groups into their places. */
+static void add_up(uint32_t *place)
+{
+    uint32_t next = 0;
+    for (int digit = 0; digit < DIGITS; digit++) {
+        uint32_t size = place[digit];
+        place[digit] = next;
+        next += size;
+    }
+}
+
 /* `_sorted` of crypto/mask/stream.py: the places of `count` coordinates by (high, low), equal ones ascending; 0, or 1 without memory. */
 int32_t shoal_sorted(const uint16_t *low, const uint16_t *high, int32_t *order, int64_t count)
 {
     uint64_t *both = malloc(2 * (size_t)count * sizeof *both);
     if (!both)
         return 1;
-    uint64_t *from = both, *to = both + count, *swap;
-    for (int64_t i = 0; i < count; i++)
-        from[i] = (uint64_t)high[i] << 48 | (uint64_t)low[i] << 32 | (uint64_t)i;
-    for (int shift = 32; shift < 64; shift += DIGIT_BITS) {
-        int64_t place[DIGITS] = {0}, next = 0;
-        for (int64_t i = 0; i < count; i++)
-            place[from[i] >> shift & (DIGITS - 1)]++;
-        for (int digit = 0; digit < DIGITS; digit++) {
-            int64_t size = place[digit];
-            place[digit] = next;
-            next += size;
-        }
-        for (int64_t i = 0; i < count; i++)
-            to[place[from[i] >> shift & (DIGITS - 1)]++] = from[i];
-        swap = from, from = to, to = swap;
+    uint64_t *first = both, *second = both + count;
+    uint32_t place[3][DIGITS] = {{0}};
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t number = (uint32_t)high[i] << 16 | low[i];
+        place[0][number & (DIGITS - 1)]++;
+        place[1][number >> DIGIT_BITS & (DIGITS - 1)]++;
+        place[2][number >> 2 * DIGIT_BITS]++;
+    }
+    for (int digit = 0; digit < 3; digit++)
+        add_up(place[digit]);
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t number = (uint64_t)high[i] << 16 | low[i];
+        first[place[0][number & (DIGITS - 1)]++] = number << 32 | (uint64_t)i;
     }
     for (int64_t i = 0; i < count; i++)
-        order[i] = (int32_t)from[i];
+        second[place[1][first[i] >> (32 + DIGIT_BITS) & (DIGITS - 1)]++] = first[i];
+    for (int64_t i = 0; i < count; i++)
+        order[place[2][second[i] >> (32 + 2 * DIGIT_BITS)]++] = (int32_t)second[i];
     memset(both, 0, 2 * (size_t)count * sizeof *both);
     free(both);
     return 0;

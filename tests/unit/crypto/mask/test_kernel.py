@@ -122,8 +122,8 @@ def test_installed_kernel_is_used(tmp_path, looked_for, caplog):
     ("change", "instead"),
     [
         ("a[i] + b[i]", "b[i] + a[i] * 1.0000001f"),
-        ("butterflies(tile, bits);", "butterflies(tile, bits - 1);"),
-        ("shift = 32", "shift = 43"),
+        ("butterflies(tile, bits, here);", "butterflies(tile, bits - 1, here);"),
+        ("(int32_t)second[i]", "(int32_t)first[i]"),
         ("shoal_sorted", "another_name"),
     ],
 )
