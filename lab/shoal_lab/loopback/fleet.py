@@ -51,7 +51,7 @@ from shoal.simulation.closing import Closing
 from shoal.simulation.process_fleet import Stage
 from shoal.task.bundle import TaskBundle
 from shoal.task.manifest import PRIVATE, TaskManifest
-from shoal.transport.base import Message, TransportEvent
+from shoal.transport.base import Message, Sink, TransportEvent, Will
 from shoal.util.log_throttle import Refusals
 from shoal_lab.loopback.transport import Faults, LoopbackBroker, LoopbackTransport
 
@@ -87,6 +87,8 @@ class InlineWorker:
         """Drop the waiting job."""
         self._waiting = None
 
+    close = cancel
+
     def work(self) -> bool:
         """Run the waiting job, if there is one; return whether there was."""
         if self._waiting is None:
@@ -94,10 +96,6 @@ class InlineWorker:
         (job, done), self._waiting = self._waiting, None
         run_job(job, lambda: False, done)
         return True
-
-    def close(self) -> None:
-        """Drop the waiting job."""
-        self._waiting = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ class LoopbackFleet(Closing):
         self._watch = FleetWatch(clock=self._clock)
         self.service: RunService | None = None
         self.devices: dict[str, LoopbackDevice] = {}
-        self._aggregator: LoopbackTransport | None = None
+        self._lives: dict[str, LoopbackTransport] = {}
         self.workers: dict[str, WorkerService] = {}
         self.keeper: KeeperService | None = None
         self.revive_aggregator()
@@ -222,12 +220,8 @@ class LoopbackFleet(Closing):
         due_s = self.broker.next_due_s()
         wait_s = POLL_S if due_s is None else min(POLL_S, due_s - self.now_s)
         self.broker.advance(wait_s)
-        for device in tuple(self.devices.values()):
-            device.runtime.tick(self.now_s)
-        if self.service is not None:
-            self.service.tick(self.now_s)
-        for worker in tuple(self.workers.values()):
-            worker.tick(self.now_s)
+        for one in self._living():
+            one.tick(self.now_s)
         return False
 
     def _act(self) -> bool:
@@ -264,13 +258,7 @@ class LoopbackFleet(Closing):
         Raises:
             LoopbackError: none has begun after ``max_virtual_s`` virtual seconds.
         """
-        end_s = self.now_s + max_virtual_s
-        while not self.standing.begin_next():
-            if self.now_s >= end_s:
-                raise LoopbackError(
-                    f"no run has begun after {max_virtual_s:g} virtual seconds: {self.standing.entry()}"
-                )
-            self.rest(REST_S)
+        self.run_until(lambda: self.standing.begin_next(), max_virtual_s, lambda: self.rest(REST_S))  # noqa: PLW0108
         self.serve_newest()
 
     def serve_newest(self) -> None:
@@ -288,8 +276,10 @@ class LoopbackFleet(Closing):
         self.broker.advance(seconds)
         self.step()
 
-    def run_until(self, reached: Callable[[], bool], max_virtual_s: float) -> None:
-        """Step until ``reached()`` is true.
+    def run_until(
+        self, reached: Callable[[], bool], max_virtual_s: float, step: Callable[[], Any] | None = None
+    ) -> None:
+        """Step until ``reached()`` is true, by ``step`` if it is given.
 
         Raises:
             LoopbackError: it is still false after ``max_virtual_s`` virtual seconds.
@@ -297,9 +287,10 @@ class LoopbackFleet(Closing):
         end_s = self.now_s + max_virtual_s
         while not reached():
             if self.now_s >= end_s:
-                doing = self.service.status() if self.service is not None else "the aggregator is dead"
+                dead = "the aggregator is dead"
+                doing = self.standing.entry() if step else self.service.status() if self.service is not None else dead
                 raise LoopbackError(f"not there after {max_virtual_s:g} virtual seconds; {doing}")
-            self.step()
+            (step or self.step)()
 
     def kill_device(self, name: str) -> None:
         """Kill a device as a power cut does: its connection breaks, its will is published, and only its files remain."""
@@ -325,14 +316,8 @@ class LoopbackFleet(Closing):
         # The time is part of the seed, so that a revived device draws other pauses than before.
         worker, finish_worker = InlineWorker(), InlineWorker()
         random = Random(f"{self.plan.seed}/{name}/{self.now_s}")  # noqa: S311 - jitter
-
-        def sink(event: TransportEvent) -> None:
-            # Events for an earlier life of this device may still be on the way.
-            if self.devices.get(name) is device:
-                runtime.on_event(event, self.now_s)
-
         will = presence(membership, birth, online=False)
-        transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        transport = self._connect(name, lambda event: runtime.on_event(event, self.now_s), will)
         config = EdgeConfig(
             membership.directory,
             data=membership.directory,  # not read: the samples are in memory
@@ -352,7 +337,7 @@ class LoopbackFleet(Closing):
             finish_worker=finish_worker,
             clock_s=self._clock,
         )
-        device = self.devices[name] = LoopbackDevice(runtime, transport, worker, finish_worker)
+        self.devices[name] = LoopbackDevice(runtime, transport, worker, finish_worker)
         runtime.start()
         transport.start()
 
@@ -397,13 +382,8 @@ class LoopbackFleet(Closing):
     def revive_keeper(self) -> None:
         """Start the keeper from its directory."""
         membership, birth = WorkerMembership(self.stage.keeper_dir), time.time_ns()
-
-        def sink(event: TransportEvent) -> None:
-            if self.keeper is keeper:
-                keeper.on_event(event, self.now_s)
-
         will = presence_of(membership, birth, online=False)
-        transport = LoopbackTransport(self.broker, self.client_id(self.stage.keeper), sink, will)
+        transport = self._connect(self.stage.keeper, lambda event: keeper.on_event(event, self.now_s), will)
         self.keeper = keeper = KeeperService(membership, transport, birth)
         keeper.start()
         transport.start()
@@ -416,15 +396,9 @@ class LoopbackFleet(Closing):
         """
         if name in self.workers:
             raise UsageError(f"{name} is alive")
-        membership = WorkerMembership(self.stage.worker_dir(name))
-        birth = time.time_ns()
-
-        def sink(event: TransportEvent) -> None:
-            if self.workers.get(name) is worker:
-                worker.on_event(event, self.now_s)
-
+        membership, birth = WorkerMembership(self.stage.worker_dir(name)), time.time_ns()
         will = presence_of(membership, birth, online=False)
-        transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        transport = self._connect(name, lambda event: worker.on_event(event, self.now_s), will)
         worker = WorkerService(membership, self.plan, transport, membership.directory, birth=birth)
         self.workers[name] = worker
         worker.start(self.now_s)
@@ -438,25 +412,17 @@ class LoopbackFleet(Closing):
         """
         if self.service is not None:
             raise UsageError("the aggregator is alive")
-        membership = AggregatorMembership(self.stage.aggregator_dir)
-        runs = RunFiles(membership)
+        runs = RunFiles(AggregatorMembership(self.stage.aggregator_dir))
         run = next(r for r in runs.all() if r.plan.run == self.plan.run)
 
         def sink(event: TransportEvent) -> None:
-            if self.service is not service:
-                return
-            if self._is_request(requests, event):
-                control.apply(self.now_s)
+            if self._is_request(event):
+                self._control.apply(self.now_s)
                 return
             self._notices.on_event(event)
             service.on_event(event, self.now_s)
 
-        transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
-        orders = OwnerOrders(membership.directory)
-        control = RunControl(membership, orders, lambda: self.service, watch=self._watch)
-        self.standing = control.standing
-        requests = OwnerRequests(membership, transport, orders, control)
-        self._notices = NoticeBoard(membership, transport, orders)
+        membership, transport, orders = self._serve(sink)
         service = RunService(
             membership,
             run.plan,
@@ -469,38 +435,41 @@ class LoopbackFleet(Closing):
             link=lambda _messages: LocalLink(lambda: [self.workers.get(name) for name in self.stage.workers]),
         )
         self.service = service
-        requests.subscribe()
         service.start(self.now_s)
         transport.start()
 
     def start_idle_aggregator(self) -> None:
         """Start an aggregator that has no run: it publishes the roster, and hears requests and presences."""
-        membership = AggregatorMembership(self.stage.aggregator_dir)
-        presences = PresenceInbox(membership, self._watch)
 
         def sink(event: TransportEvent) -> None:
-            if self.service is None and isinstance(event, Message) and not self._is_request(requests, event):
+            if self.service is None and isinstance(event, Message) and not self._is_request(event):
                 presences.take(event, self.now_s)
 
-        transport = LoopbackTransport(self.broker, self.client_id("aggregator"), sink)
-        orders = OwnerOrders(membership.directory)
-        control = RunControl(membership, orders, lambda: None, watch=self._watch)
-        requests = OwnerRequests(membership, transport, orders, control)
-        self.standing = control.standing
+        membership, transport, _ = self._serve(sink)
+        presences = PresenceInbox(membership, self._watch)
         publisher = Publisher(membership.identity, membership.group, transport, membership.directory / LEDGER_FILE)
         publisher.roster(membership.roster_bytes, membership.roster)
-        self._notices = NoticeBoard(membership, transport, orders)
         self._notices.keep_up(None)
-        requests.subscribe()
         presences.subscribe(transport)
         transport.start()
 
-    def _is_request(self, requests: OwnerRequests, event: TransportEvent) -> bool:
+    def _serve(self, sink: Sink) -> tuple[AggregatorMembership, LoopbackTransport, OwnerOrders]:
+        """Return what an aggregator with or without a run needs, and make what answers the owner."""
+        membership = AggregatorMembership(self.stage.aggregator_dir)
+        transport, orders = self._connect("aggregator", sink), OwnerOrders(membership.directory)
+        self._control = RunControl(membership, orders, lambda: self.service, watch=self._watch)
+        self.standing = self._control.standing
+        self._requests = OwnerRequests(membership, transport, orders, self._control)
+        self._notices = NoticeBoard(membership, transport, orders)
+        self._requests.subscribe()
+        return membership, transport, orders
+
+    def _is_request(self, event: TransportEvent) -> bool:
         """Hand a message to the owner's requests; return whether it was one. A refused one is logged, as the daemon does."""
         if not isinstance(event, Message):
             return False
         try:
-            return requests.take(event.topic, event.payload, self.now_s)
+            return self._requests.take(event.topic, event.payload, self.now_s)
         except ShoalError as error:
             Refusals(LOG).tell(event.topic, reason_of(error), error.hint, self.now_s)
             return True
@@ -519,10 +488,26 @@ class LoopbackFleet(Closing):
         self.broker.disconnect(client, graceful=True)
         return question
 
+    def _connect(self, name: str, on_event: Sink, will: Will | None = None) -> LoopbackTransport:
+        """Return the transport of a new life of a program; events for an earlier life, which may be on the way, are dropped."""
+
+        def sink(event: TransportEvent) -> None:
+            if self._lives.get(name) is transport:
+                on_event(event)
+
+        self._lives[name] = transport = LoopbackTransport(self.broker, self.client_id(name), sink, will)
+        return transport
+
     def _cut(self, name: str) -> None:
         client = self.client_id(name)
+        self._lives.pop(name, None)
         if client in self.broker.connected():
             self.broker.disconnect(client)
+
+    def _living(self) -> list[Any]:
+        """Return the runtimes, the aggregator's service and the workers that run."""
+        runtimes = [device.runtime for device in self.devices.values()]
+        return [*runtimes, *filter(None, [self.service]), *self.workers.values()]
 
     def _samples(self, name: str, manifest: TaskManifest) -> Dataset:
         batch = self._data[name]
@@ -532,15 +517,10 @@ class LoopbackFleet(Closing):
 
     def close(self) -> None:
         """Stop all devices and the aggregator cleanly and release files; the directories remain."""
-        for device in self.devices.values():
-            device.runtime.close()
-        self.devices.clear()
-        for worker in self.workers.values():
-            worker.close()
-        self.workers.clear()
-        if self.service is not None:
-            self.service.close()
-            self.service = None
+        for one in self._living():
+            one.close()
+        self.devices, self.workers, self.service = {}, {}, None
+        self._lives.clear()
 
 
 def draw_origins(manifest: TaskManifest, count: int, seed: int) -> NDArray[np.float32]:

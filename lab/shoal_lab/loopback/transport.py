@@ -113,9 +113,9 @@ class LoopbackBroker:
         Raises:
             UsageError: it is not connected.
         """
-        session = self._sessions.get(client)
-        if session is None or not session.online:
+        if client not in self.connected():
             raise UsageError(f"client {client!r} is not connected")
+        session = self._sessions[client]
         self._part(session, graceful=graceful)
         session.transport.report(Disconnected("closed" if graceful else "connection lost"))
 
@@ -244,6 +244,8 @@ class LoopbackTransport:
         will: topic and payload that the broker retains if the connection is lost.
     """
 
+    chunk_bytes = limits.CHUNK_BYTES  # the broker in memory has no limit of its own
+
     def __init__(self, broker: LoopbackBroker, client_id: str, sink: Sink, will: Will | None = None) -> None:
         self.client_id = client_id
         self.will = will
@@ -254,25 +256,8 @@ class LoopbackTransport:
         self._sink = sink
         self._queue: deque[tuple[Message, Qos]] = deque()
         self._unsettled = 0
-        self._online = False
-        self._closed = False
-        self._bytes_sent = 0
-        self._bytes_received = 0
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes handed to the broker."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Payload bytes of every message that reached the sink."""
-        return self._bytes_received
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Payload bytes of a chunk; the in-memory broker has no limit of its own."""
-        return limits.CHUNK_BYTES
+        self._online = self._closed = False
+        self.bytes_sent = self.bytes_received = 0
 
     def start(self, *, require: bool = False) -> None:  # noqa: ARG002 - a broker in memory always answers
         """Connect at the next ``pump``."""
@@ -340,23 +325,18 @@ class LoopbackTransport:
         while self._queue:
             message, qos = self._queue.popleft()
             self._unsettled += 1
-            self._bytes_sent += len(message.payload)
+            self.bytes_sent += len(message.payload)
             self._broker.submit(self.client_id, message, self._settled, qos)
 
     def report(self, event: TransportEvent) -> None:
         """Take an event from the broker and pass it to the sink."""
-        match event:
-            case Connected():
-                self._online = True
-            case Disconnected():
-                self._online = False
-            case TakenOver():
-                self._online = False
-                self._closed = True
-            case Message():
-                self._bytes_received += len(event.payload)
-                if event.retained:
-                    self._request(self._exact.arrived(event.topic))
+        if isinstance(event, Message):
+            self.bytes_received += len(event.payload)
+            if event.retained:
+                self._request(self._exact.arrived(event.topic))
+        else:
+            self._online = isinstance(event, Connected)
+            self._closed = self._closed or isinstance(event, TakenOver)
         self._sink(event)
 
     def _settled(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -23,9 +22,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from shoal.task.manifest import TaskManifest
     from shoal.types import Float32Vector
 
-Spec = TypeVar("Spec")
 GROUPS: Final = 4
 """Hidden groups of devices; each group has its own target model."""
 SAMPLES: Final = 5
@@ -76,48 +74,6 @@ TICK_S: Final = 0.5
 """Interval between two ticks of every runtime, as in `edge_client.daemon`."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """Longest time that a network thread waits for the interpreter while the stepping thread computes; Python's own is 5 ms."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSpec:
-    """Task of one driver process, passed as a JSON file.
-
-    Attributes:
-        devices: directory with one subdirectory a device.
-        joined: name of the device whose directory holds the membership that all share.
-        names: devices that this process drives.
-        first: place of the first of them in the fleet, which decides on hidden groups.
-        report: file for the `DriverReport`.
-        spread_s: seconds over which the devices' trainings end at random; 0 trains at once.
-        churn: share of the devices that leave at each SIGUSR1; those that left at the one before start again from their files.
-    """
-
-    devices: str
-    joined: str
-    names: list[str]
-    first: int
-    report: str
-    spread_s: float
-    churn: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DriverReport:
-    """Counts over all devices of a process.
-
-    Attributes:
-        uploads: uploads sealed for different announcements.
-        nacks: questions for missing chunks that the devices received.
-        reminders: reminders that they sent.
-        cpu_s: CPU seconds of the process.
-        spans_s: of the rounds in order, from the first upload that was published to the last answer that came; `--prepared` only.
-    """
-
-    uploads: int
-    nacks: int
-    reminders: int
-    cpu_s: float
-    spans_s: list[float] = field(default_factory=list)
 
 
 class Pull:
@@ -183,17 +139,6 @@ class LoadRuntime(DeviceRuntime):
         return content
 
 
-@dataclass(order=True, slots=True)
-class _Task:
-    """A job that is due at ``due_s``."""
-
-    due_s: float
-    number: int
-    job: Job = field(compare=False)
-    done: Callable[[Result], None] = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
-
-
 class Trainings:
     """Jobs of all devices of a process, each run when it is due; the delay simulates the duration of a training.
 
@@ -203,47 +148,45 @@ class Trainings:
 
     def __init__(self, delay_s: Callable[[], float]) -> None:
         self._delay_s = delay_s
-        self._tasks: list[_Task] = []
+        self._due: list[tuple[float, int, LoadWorker]] = []
         self._numbers = itertools.count()
         self.carried_out = 0
 
-    def add(self, job: Job, done: Callable[[Result], None]) -> _Task:
-        """Queue a job."""
-        task = _Task(time.monotonic() + self._delay_s(), next(self._numbers), job, done)
-        heapq.heappush(self._tasks, task)
-        return task
+    def add(self, worker: LoadWorker) -> int:
+        """Queue a worker's job; return its number."""
+        number = next(self._numbers)
+        heapq.heappush(self._due, (time.monotonic() + self._delay_s(), number, worker))
+        return number
 
     def wait_s(self) -> float:
         """Return the seconds until the next job is due, POLL_S at most."""
-        return max(0.0, min(POLL_S, self._tasks[0].due_s - time.monotonic())) if self._tasks else POLL_S
+        return max(0.0, min(POLL_S, self._due[0][0] - time.monotonic())) if self._due else POLL_S
 
     def run_due(self) -> bool:
         """Run one job that is due; return whether there was one."""
-        if not self._tasks or self._tasks[0].due_s > time.monotonic():
+        if not self._due or self._due[0][0] > time.monotonic():
             return False
-        task = heapq.heappop(self._tasks)
-        if not task.cancelled:
+        _, number, worker = heapq.heappop(self._due)
+        if worker.waiting is not None and worker.waiting[0] == number:
             self.carried_out += 1
-            run_job(task.job, lambda: task.cancelled, task.done)
+            run_job(worker.waiting[1], lambda: False, worker.waiting[2])
         return True
 
 
 class LoadWorker:
-    """One device's `edge_client.learning.worker.Worker`: hands its jobs to the process's `Trainings`."""
+    """One device's `edge_client.learning.worker.Worker`: its job waits until the process's `Trainings` runs it."""
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings
-        self._task: _Task | None = None
+        self.waiting: tuple[int, Job, Callable[[Result], None]] | None = None
 
     def submit(self, job: Job, done: Callable[[Result], None]) -> None:
-        """Queue ``job`` and cancel the one before it."""
-        self.cancel()
-        self._task = self._trainings.add(job, done)
+        """Queue ``job`` in the place of the one before it."""
+        self.waiting = (self._trainings.add(self), job, done)
 
     def cancel(self) -> None:
         """Cancel the queued job."""
-        if self._task is not None:
-            self._task.cancelled = True
+        self.waiting = None
 
     close = cancel
 
@@ -261,8 +204,7 @@ def member_like(joined: DeviceMembership, directory: Path) -> DeviceMembership:
     return member
 
 
-@dataclass(frozen=True, slots=True)
-class _Present:
+class _Present(NamedTuple):
     """A device that runs: when it was started, in ns since 1970, and its parts."""
 
     birth: int
@@ -275,10 +217,18 @@ _Arrived = tuple[int, int, "TransportEvent"]
 
 
 class Driver:
-    """All devices of one process."""
+    """All devices of one process.
 
-    def __init__(self, spec: DriverSpec) -> None:
-        self._spec = spec
+    Args:
+        spec: ``devices``, the directory with one subdirectory a device; ``joined``, the name of the device whose directory holds
+            the membership that all share; ``names`` of the devices that this process drives; ``first``, the place of the first of
+            them in the fleet, which decides on hidden groups; ``spread_s``, the seconds over which the devices' trainings end at
+            random, 0 to train at once; ``churn``, the share of the devices that leave at each SIGUSR1, while those that left at
+            the one before start again from their files.
+    """
+
+    def __init__(self, spec: SimpleNamespace) -> None:
+        self._spec, self._devices = spec, Path(spec.devices)
         self._inbox: queue.SimpleQueue[_Arrived | Literal["churn"] | None] = queue.SimpleQueue()
         self._trainings = Trainings(self._delay_s)
         self._random = np.random.default_rng(spec.first)
@@ -292,14 +242,14 @@ class Driver:
 
     @functools.cached_property
     def _joined(self) -> DeviceMembership:
-        return DeviceMembership(Path(self._spec.devices) / self._spec.joined)
+        return DeviceMembership(self._devices / self._spec.joined)
 
     def stop(self) -> None:
         """End `run` soon; may be called by a signal handler."""
         self._inbox.put(None)
 
     def churn(self) -> None:
-        """Let devices leave and others return soon, see `DriverSpec`; may be called by a signal handler."""
+        """Let devices leave and others return soon, see `Driver`; may be called by a signal handler."""
         self._inbox.put("churn")
 
     def run(self) -> None:
@@ -368,7 +318,7 @@ class Driver:
 
     def _open(self, place: int) -> None:
         """Start a device from its files; it connects when its turn comes."""
-        member = member_like(self._joined, Path(self._spec.devices) / self._spec.names[place])
+        member = member_like(self._joined, self._devices / self._spec.names[place])
         birth = time.time_ns()
 
         def sink(event: TransportEvent) -> None:
@@ -402,16 +352,22 @@ class Driver:
         return Pull(self._targets[key], scale_of(place))
 
     def _delay_s(self) -> float:
-        return self._spec.spread_s * float(self._random.random())
+        return float(self._spec.spread_s * self._random.random())
 
-    def report(self) -> DriverReport:
-        """Return the counts so far."""
-        return DriverReport(
-            self._trainings.carried_out,
-            self._nacks + sum(present.runtime.nacks for present in self._present.values()),
-            self._reminders + sum(present.transport.reminders for present in self._present.values()),
-            time.process_time(),
-        )
+    def report(self) -> dict[str, Any]:
+        """Return the counts so far: trainings carried out, questions for missing chunks received, and reminders sent."""
+        return {
+            "uploads": self._trainings.carried_out,
+            "nacks": self._nacks + sum(present.runtime.nacks for present in self._present.values()),
+            "reminders": self._reminders + sum(present.transport.reminders for present in self._present.values()),
+        }
+
+
+def spec_of() -> SimpleNamespace:
+    """Return the task in the JSON file that the first argument names, with the process set up for many connections."""
+    setup_logging("warning")
+    raise_open_files()
+    return SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
 
 
 def drive(made: Any, report: str) -> NoReturn:
@@ -419,23 +375,16 @@ def drive(made: Any, report: str) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: made.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     made.run()
-    write_atomic(Path(report), json.dumps(dataclasses.asdict(made.report())).encode())
+    write_atomic(Path(report), json.dumps(made.report()).encode())
     # Hundreds of network threads are at work; closing each connection politely would take seconds for nothing.
     os._exit(0)
 
 
-def spec_of(kind: type[Spec]) -> Spec:
-    """Return the task in the JSON file that the first argument names, with the process set up for many connections."""
-    setup_logging("warning")
-    raise_open_files()
-    return kind(**json.loads(Path(sys.argv[1]).read_text()))
-
-
 def main() -> None:
-    """Drive the devices of a `DriverSpec`."""
+    """Drive the devices of the process's task."""
     threading.stack_size(THREAD_STACK_BYTES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    spec = spec_of(DriverSpec)
+    spec = spec_of()
     driver = Driver(spec)
     signal.signal(signal.SIGUSR1, lambda *_: driver.churn())
     drive(driver, spec.report)

@@ -20,7 +20,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +37,6 @@ from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError,
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
 from shoal.util.server_process import raise_open_files
-from shoal_lab.bench.load.driver import DriverReport
 from shoal_lab.experiments.common.experiment import one_of
 from shoal_lab.loopback.fleet import draw_origins
 
@@ -70,32 +68,6 @@ LOOPBACK: Final = "lo"
 """Network interface of the sums between coordinator and workers."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Sample:
-    """State of the processes at one moment; CPU in seconds since each started, memory in MB of 2^20 bytes.
-
-    ``main_cpu_s`` is the CPU of the aggregator's main thread, which runs its loop; it is part of ``aggregator_cpu_s``.
-    ``shard_cpu_s`` has one entry for each worker; ``coordinator_vector_bytes`` are the updates and means that the aggregator's
-    own process stores, ``database_bytes`` its database with SQLite's side files.
-    """
-
-    at_s: float
-    closed: int
-    aggregator_cpu_s: float
-    broker_cpu_s: float
-    rss_mb: float
-    rss_mb_max: float
-    open_files: int
-    main_cpu_s: float = 0.0
-    drivers_cpu_s: float = 0.0
-    shard_rss_mb_max: float = 0.0
-    shard_cpu_s: tuple[float, ...] = ()
-    coordinator_vector_bytes: int = 0
-    database_bytes: int = 0
-    keeper_cpu_s: float = 0.0
-    keeper_rss_mb_max: float = 0.0
-
-
 class LoadFleet(Stage):
     """A fleet with one run, and the processes that serve it; a context manager that ends them all.
 
@@ -103,7 +75,7 @@ class LoadFleet(Stage):
         devices: size of the fleet.
         model: name in MODELS.
         open_files: soft and hard limit on the aggregator's open files.
-        spread_s, churn: see `DriverSpec`.
+        spread_s, churn: see `shoal_lab.bench.load.driver.Driver`.
         page_port: port of the fleet page on this machine; 0 for none.
         shards: workers of the aggregator; 1 is an aggregator without workers.
         core_each: bind each process of the aggregator to one core, in turn: the coordinator to the first, the workers to the
@@ -211,8 +183,12 @@ class LoadFleet(Stage):
         for name in self._reports:
             self.programs[name].process.send_signal(number)
 
-    def sample(self, at_s: float) -> Sample:
-        """Return the present state of the aggregator and the broker.
+    def sample(self, at_s: float) -> dict[str, Any]:
+        """Return the present state of the processes: CPU in seconds since each started, memory in MB of 2^20 bytes.
+
+        ``main_cpu_s`` is the CPU of the aggregator's main thread, which runs its loop; it is part of ``aggregator_cpu_s``.
+        ``shard_cpu_s`` has one entry for each worker; ``coordinator_vector_bytes`` are the updates and means that the
+        aggregator's own process stores, ``database_bytes`` its database with SQLite's side files.
 
         Raises:
             StageError: a process has ended by itself.
@@ -225,25 +201,25 @@ class LoadFleet(Stage):
             cpu_s, main_s = cpu_seconds(aggregator.pid), cpu_seconds(aggregator.pid, aggregator.pid)
         except OSError as error:
             raise StageError(f"the aggregator has ended:\n{aggregator.tail()}") from error
-        return Sample(
-            at_s=at_s,
-            closed=rounds_closed(self.run_dir),
-            aggregator_cpu_s=cpu_s,
-            broker_cpu_s=cpu_seconds(self.broker.pid) if self.broker.pid else 0.0,
-            rss_mb=rss_mb,
-            rss_mb_max=rss_mb_max,
-            open_files=files,
-            main_cpu_s=main_s,
-            drivers_cpu_s=sum(self.programs[name].cpu_s() for name in self._reports),
-            shard_rss_mb_max=max((memory_mb(pid)[1] for pid in workers), default=0.0),
-            shard_cpu_s=tuple(map(cpu_seconds, workers)),
-            coordinator_vector_bytes=_size(self.run_dir.glob("vectors/*.f32")) + stored_vector_bytes(self.run_dir),
-            database_bytes=_size(self.run_dir.glob(f"{DATABASE}*")),
-            keeper_cpu_s=cpu_seconds(self.programs[self.keeper].pid) if self.keeper else 0.0,
-            keeper_rss_mb_max=memory_mb(self.programs[self.keeper].pid)[1] if self.keeper else 0.0,
-        )
+        return {
+            "at_s": at_s,
+            "closed": rounds_closed(self.run_dir),
+            "aggregator_cpu_s": cpu_s,
+            "broker_cpu_s": cpu_seconds(self.broker.pid) if self.broker.pid else 0.0,
+            "rss_mb": rss_mb,
+            "rss_mb_max": rss_mb_max,
+            "open_files": files,
+            "main_cpu_s": main_s,
+            "drivers_cpu_s": sum(self.programs[name].cpu_s() for name in self._reports),
+            "shard_rss_mb_max": max((memory_mb(pid)[1] for pid in workers), default=0.0),
+            "shard_cpu_s": list(map(cpu_seconds, workers)),
+            "coordinator_vector_bytes": _size(self.run_dir.glob("vectors/*.f32")) + stored_vector_bytes(self.run_dir),
+            "database_bytes": _size(self.run_dir.glob(f"{DATABASE}*")),
+            "keeper_cpu_s": cpu_seconds(self.programs[self.keeper].pid) if self.keeper else 0.0,
+            "keeper_rss_mb_max": memory_mb(self.programs[self.keeper].pid)[1] if self.keeper else 0.0,
+        }
 
-    def reports(self) -> list[DriverReport]:
+    def reports(self) -> list[dict[str, Any]]:
         """End the drivers and return their counts.
 
         Raises:
@@ -252,13 +228,13 @@ class LoadFleet(Stage):
         self.signal_drivers(signal.SIGTERM)
         found = []
         for name, report in self._reports.items():
-            log = self.programs[name].tail
+            program = self.programs[name]
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that replays opens all answers of the run
-                self.programs[name].process.wait(STALLED_S)
+                program.process.wait(STALLED_S)
             self.stop(name)
             if not report.exists():
-                raise StageError(f"{name} left no report:\n{log()}")
-            found.append(DriverReport(**json.loads(report.read_text())))
+                raise StageError(f"{name} left no report:\n{program.tail()}")
+            found.append(json.loads(report.read_text()))
         self._reports.clear()
         return found
 

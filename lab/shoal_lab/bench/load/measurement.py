@@ -14,11 +14,11 @@ from shoal.errors import UsageError
 from shoal.simulation.process_fleet import StageError
 from shoal.util.console import counted
 from shoal_lab.bench.load import soak
-from shoal_lab.bench.load.driver import DriverReport
-from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
+from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet
 from shoal_lab.bench.load.replay import prepare
 
 Fault = Literal["aggregator", "broker"]
+Rows = Sequence[Mapping[str, Any]]
 
 WARM_UP_ROUNDS: Final = 1
 """Rounds at the start that medians leave out: in the first one the run's package and the models travel for the first time."""
@@ -56,7 +56,7 @@ def measure(devices: int, *, prepared: bool = False, fault: Fault | None = None,
         return figures(fleet, read_records(fleet.run_dir), samples, reports)
 
 
-def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
+def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[dict[str, Any]]:
     """Yield samples until the run has ended.
 
     Raises:
@@ -67,24 +67,24 @@ def watch(fleet: LoadFleet, fault: Fault | None = None) -> Iterator[Sample]:
     while True:
         sample = fleet.sample(time.monotonic() - begin_s)
         yield sample
-        if sample.closed > fleet.rounds:
+        if sample["closed"] > fleet.rounds:
             if fault is not None:
                 raise StageError(
                     "the run ended before there was a middle to kill a process in", hint="use more devices"
                 )
             return
         # Stored uploads count as progress, since a round of a large fleet may take longer than STALLED_S.
-        now = (sample.closed, uploads_stored(fleet.run_dir, sample.closed + 1))
-        if fleet.churn and sample.closed > max(0, before[0]):
+        now = (sample["closed"], uploads_stored(fleet.run_dir, sample["closed"] + 1))
+        if fleet.churn and sample["closed"] > max(0, before[0]):
             fleet.signal_drivers(signal.SIGUSR1)
         if now != before:
-            changed_s, before = sample.at_s, now
-        elif sample.at_s - changed_s > STALLED_S:
+            changed_s, before = sample["at_s"], now
+        elif sample["at_s"] - changed_s > STALLED_S:
             raise StageError(
                 f"nothing happened for {STALLED_S:g} s in round {now[0] + 1}, of which {now[1]} of {fleet.size} uploads "
                 f"are stored\n{fleet.programs['aggregator'].tail()}"
             )
-        if fault is not None and sample.closed >= WARM_UP_ROUNDS and 0 < now[1] < fleet.size:
+        if fault is not None and sample["closed"] >= WARM_UP_ROUNDS and 0 < now[1] < fleet.size:
             strike(fleet, fault)
             fault = None
         time.sleep(SAMPLE_EVERY_S if fault is None else FAULT_SAMPLE_EVERY_S)
@@ -102,16 +102,14 @@ def strike(fleet: LoadFleet, fault: Fault) -> None:
         fleet.broker.start()
 
 
-def of_rounds(samples: Sequence[Sample], rounds: int) -> list[Sample]:
+def of_rounds(samples: Rows, rounds: int) -> list[Mapping[str, Any]]:
     """Return the first sample after each of the training rounds that follow the warm-up, thinned to GROWTH_SAMPLES at most."""
-    found = {s.closed: s for s in reversed(samples) if WARM_UP_ROUNDS <= s.closed <= rounds}
+    found = {s["closed"]: s for s in reversed(samples) if WARM_UP_ROUNDS <= s["closed"] <= rounds}
     chosen = [found[closed] for closed in sorted(found, reverse=True)]
     return chosen[:: math.ceil(len(chosen) / GROWTH_SAMPLES)][::-1]
 
 
-def figures(
-    fleet: LoadFleet, records: Sequence[dict[str, Any]], samples: Sequence[Sample], reports: Sequence[DriverReport]
-) -> dict[str, Any]:
+def figures(fleet: LoadFleet, records: Rows, samples: Rows, reports: Rows) -> dict[str, Any]:
     """Return the figures of a run that has ended.
 
     CPU is that of the training rounds after the warm-up, by the processes' own counts; ``seconds_per_round_median`` is by the
@@ -120,18 +118,18 @@ def figures(
     compares the first and the last third of a run of GROWTH_ROUNDS or more, as a soak does.
     """
     first = min(WARM_UP_ROUNDS, fleet.rounds - 1)
-    begin = next(s for s in samples if s.closed >= first)
-    end = next(s for s in samples if s.closed >= fleet.rounds)
+    begin = next(s for s in samples if s["closed"] >= first)
+    end = next(s for s in samples if s["closed"] >= fleet.rounds)
     measured = [r for r in records if first < r["round"] <= fleet.rounds]
     uploads = sum(r["contributed"] for r in measured)
 
     def spent(name: str) -> float:
         # A process that was killed and started again counts its CPU time from 0.
-        return max(0.0, float(getattr(end, name) - getattr(begin, name)))
+        return max(0.0, float(end[name] - begin[name]))
 
-    shards_s = [max(0.0, b - a) for a, b in zip(begin.shard_cpu_s, end.shard_cpu_s, strict=True)]
+    shards_s = [max(0.0, b - a) for a, b in zip(begin["shard_cpu_s"], end["shard_cpu_s"], strict=True)]
     others_s, ours_s = spent("broker_cpu_s") + spent("drivers_cpu_s"), spent("aggregator_cpu_s") + sum(shards_s)
-    spans_s = [s for report in reports for s in report.spans_s[first : fleet.rounds]]
+    spans_s = [s for report in reports for s in report.get("spans_s", [])[first : fleet.rounds]]
     churn = {
         "churn": fleet.churn,
         "uploads_fewest": min(r["contributed"] for r in records),
@@ -139,7 +137,7 @@ def figures(
     }
     keeper = {
         "keeper_cpu_s_per_round": spent("keeper_cpu_s") / len(measured),
-        "keeper_rss_mb_max": max(s.keeper_rss_mb_max for s in samples),
+        "keeper_rss_mb_max": max(s["keeper_rss_mb_max"] for s in samples),
     }
     return {
         "devices": fleet.size,
@@ -152,23 +150,23 @@ def figures(
         "others_cpu_share": others_s / max(others_s + ours_s, 1e-9),
         **({"uploads_per_s_median": fleet.size / median(spans_s)} if spans_s else {}),
         "broker_cpu_s_per_round": spent("broker_cpu_s") / len(measured),
-        "aggregator_rss_mb_max": max(s.rss_mb_max for s in samples),
-        "open_files_max": max(s.open_files for s in samples),
+        "aggregator_rss_mb_max": max(s["rss_mb_max"] for s in samples),
+        "open_files_max": max(s["open_files"] for s in samples),
         "uploads_expected": sum(r["ordered"] for r in records),
         "uploads_counted": sum(r["contributed"] for r in records),
-        "nacks": sum(r.nacks for r in reports),
-        "reminders": sum(r.reminders for r in reports),
+        "nacks": sum(r["nacks"] for r in reports),
+        "reminders": sum(r["reminders"] for r in reports),
         **(churn if fleet.churn else {}),
         **(keeper if fleet.keeper else {}),
         **({"growth": soak.figures(of_rounds(samples, fleet.rounds))} if fleet.rounds >= GROWTH_ROUNDS else {}),
         "shards": fleet.shards,
-        "shard_rss_mb_max": max(s.shard_rss_mb_max for s in samples),
+        "shard_rss_mb_max": max(s["shard_rss_mb_max"] for s in samples),
         "shards_cpu_ms_per_upload": 1e3 * sum(shards_s) / uploads,
         "shard_cpu_ms_per_upload_max": 1e3 * max(shards_s, default=0.0) / uploads,
         # What the CPU of the busiest process allows if each has a core for itself, as on machines of their own.
         "uploads_per_s_by_cpu": uploads / max(spent("aggregator_cpu_s"), *shards_s, 1e-9),
         "core_each": fleet.core_each,
-        "coordinator_vector_bytes": max(s.coordinator_vector_bytes for s in samples),
+        "coordinator_vector_bytes": max(s["coordinator_vector_bytes"] for s in samples),
     }
 
 

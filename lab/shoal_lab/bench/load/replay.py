@@ -25,7 +25,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from crypto.seal.envelope import seal_to_group
 from edge_client.membership import DeviceMembership
@@ -48,7 +49,6 @@ from shoal.transport.mqtt import MqttTransport
 from shoal_lab.bench.load.driver import (
     GROUPS,
     TICK_S,
-    DriverReport,
     drive,
     scale_of,
     spec_of,
@@ -76,23 +76,6 @@ PENDING_MOST: Final = 128
 SHORT_SLEEP_S: Final = 0.001
 STALLED_S: Final = 10.0
 """Uploads without an answer are sent again after this time without any message from the aggregator."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySpec:
-    """Task of the replaying process, passed as a JSON file.
-
-    Attributes:
-        joined: directory of a device, whose membership opens the aggregator's messages.
-        prepared: directory with the files of `prepare`.
-        devices: size of the fleet.
-        report: file for the `DriverReport`.
-    """
-
-    joined: str
-    prepared: str
-    devices: int
-    report: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +279,13 @@ def read_items(path: Path) -> Iterator[Item]:
 
 
 class Replay:
-    """The process that replays: one connection for all devices."""
+    """The process that replays: one connection for all devices.
 
-    def __init__(self, spec: ReplaySpec) -> None:
+    Args:
+        spec: ``joined``, the directory of a device that has joined; ``prepared``, that of the messages; ``devices``, how many.
+    """
+
+    def __init__(self, spec: SimpleNamespace) -> None:
         self._spec = spec
         self._member = DeviceMembership(Path(spec.joined))
         self._topics = Topics(self._member.fleet)
@@ -379,8 +366,8 @@ class Replay:
             time.sleep(SHORT_SLEEP_S)
         self._transport.publish(topic, chunk, retain=retain, qos=qos)
 
-    def report(self) -> DriverReport:
-        """Open the aggregator's answers and return the counts."""
+    def report(self) -> dict[str, Any]:
+        """Open the aggregator's answers and return the counts, and the seconds of each round from first upload to last answer."""
         nacks, chunks = 0, Reassembler()
         for topic, payload in self._answers:
             transfer = chunks.add(topic, payload, 0.0)
@@ -388,10 +375,10 @@ class Replay:
                 purpose, plain = self._member.open_broadcast(transfer.payload, transfer.signed)
                 nacks += purpose == channels.CONTROL.purpose and decode(plain, Control).action == Action.NACK
         spans_s = [self._answered_s[r] - begun_s for r, begun_s in self._begun_s.items() if r in self._answered_s]
-        return DriverReport(self._sent, nacks, self._again, time.process_time(), spans_s)
+        return {"uploads": self._sent, "nacks": nacks, "reminders": self._again, "spans_s": spans_s}
 
 
 def main() -> None:
-    """Replay the messages of a `ReplaySpec`."""
-    spec = spec_of(ReplaySpec)
+    """Replay the messages of the process's task."""
+    spec = spec_of()
     drive(Replay(spec), spec.report)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from shoal import limits
 from shoal.simulation.process_fleet import StageError
 from shoal.util.console import counted
-from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet, Sample
+from shoal_lab.bench.load.fleet_load import STALLED_S, LoadFleet
 
 ROUNDS: Final = limits.MAX_ROUNDS
 """As many as a run may have: a soak of some hours closes fewer."""
@@ -48,30 +48,30 @@ KEPT: Final = (
 """Figures of a sample; seconds since the first one, memory in MB of 2^20 bytes."""
 
 
-def figures(samples: Sequence[Sample]) -> dict[str, Any]:
+def figures(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the samples of a soak, at least four, and its first and last third compared."""
     size = max(2, len(samples) // 3)
     first, last = _third(samples[:size]), _third(samples[-size:])
-    rounds = samples[-1].closed - samples[0].closed
+    rounds = samples[-1]["closed"] - samples[0]["closed"]
     return {
-        "minutes": samples[-1].at_s / 60.0,
+        "minutes": samples[-1]["at_s"] / 60.0,
         "rounds": rounds,
         "first_third": first,
         "last_third": last,
         "flat": {name: is_flat(name, first[name], last[name], rounds) for name in SLACK},
-        "samples": [{name: getattr(s, name) for name in KEPT} for s in samples],
+        "samples": [{name: s[name] for name in KEPT} for s in samples],
     }
 
 
-def _third(part: Sequence[Sample]) -> dict[str, float]:
+def _third(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     begin, end = part[0], part[-1]
-    rounds = max(1, end.closed - begin.closed)
+    rounds = max(1, end["closed"] - begin["closed"])
     return {
-        "rss_mb": median(s.rss_mb for s in part),
-        "open_files": float(median(s.open_files for s in part)),
-        "database_bytes": float(median(s.database_bytes for s in part)),
-        "seconds_per_round": (end.at_s - begin.at_s) / rounds,
-        "aggregator_cpu_s_per_round": (end.aggregator_cpu_s - begin.aggregator_cpu_s) / rounds,
+        "rss_mb": median(s["rss_mb"] for s in part),
+        "open_files": float(median(s["open_files"] for s in part)),
+        "database_bytes": float(median(s["database_bytes"] for s in part)),
+        "seconds_per_round": (end["at_s"] - begin["at_s"]) / rounds,
+        "aggregator_cpu_s_per_round": (end["aggregator_cpu_s"] - begin["aggregator_cpu_s"]) / rounds,
     }
 
 
@@ -99,13 +99,13 @@ def measure(devices: int, minutes: float) -> dict[str, Any]:
     with LoadFleet(devices=devices, rounds=ROUNDS) as fleet:
         fleet.start_aggregator()
         fleet.start_drivers()
-        samples: list[Sample] = []
+        samples: list[dict[str, Any]] = []
         begin_s = changed_s = time.monotonic()
         closed = 0
-        while not samples or samples[-1].at_s < length_s:
+        while not samples or samples[-1]["at_s"] < length_s:
             now_s = time.monotonic()
             found = fleet.sample(now_s - begin_s)
-            if found.closed > closed:
+            if found["closed"] > closed:
                 changed_s = now_s
             elif now_s - changed_s > STALLED_S:
                 raise StageError(f"no round closed for {STALLED_S:g} s\n{fleet.programs['aggregator'].tail()}")
@@ -113,16 +113,16 @@ def measure(devices: int, minutes: float) -> dict[str, Any]:
                 samples.append(found)
                 time.sleep(interval_s)
             else:
-                time.sleep(min(WARM_UP_S, 0.1 * length_s) if found.closed else 0.1)
+                time.sleep(min(WARM_UP_S, 0.1 * length_s) if found["closed"] else 0.1)
                 begin_s = time.monotonic()
-            closed = found.closed
+            closed = found["closed"]
         reports = fleet.reports()
         return {
             "devices": devices,
             "algorithm": fleet.algorithm,
             "model_bytes": fleet.model_bytes,
-            "nacks": sum(r.nacks for r in reports),
-            "reminders": sum(r.reminders for r in reports),
+            "nacks": sum(r["nacks"] for r in reports),
+            "reminders": sum(r["reminders"] for r in reports),
             **figures(samples),
         }
 

@@ -1,7 +1,5 @@
 """The driver of many device runtimes: cheap gradients, the queue of trainings, counts, and its end."""
 
-import dataclasses
-import json
 import types
 
 import numpy as np
@@ -13,8 +11,6 @@ from shoal_lab.bench.load.driver import (
     SPREAD,
     TARGET_NORM,
     Driver,
-    DriverReport,
-    DriverSpec,
     LoadTransport,
     LoadWorker,
     Pull,
@@ -60,11 +56,11 @@ def test_trainings_run_when_they_are_due():
     delays, done = iter((0.02, 0.0, 0.01, 60.0)), []
     trainings = Trainings(lambda: next(delays))
     for number in range(3):
-        trainings.add(lambda _cancelled, n=number: n, done.append)
+        LoadWorker(trainings).submit(lambda _cancelled, n=number: n, done.append)
     while len(done) < 3:
         assert 0.0 <= trainings.wait_s() <= load_driver.POLL_S
         trainings.run_due()
-    trainings.add(lambda _cancelled: 3, done.append)
+    LoadWorker(trainings).submit(lambda _cancelled: 3, done.append)
     assert not trainings.run_due()
     assert trainings.wait_s() == load_driver.POLL_S
     assert (done, trainings.carried_out) == ([1, 2, 0], 3)
@@ -101,9 +97,8 @@ def test_reminders_are_counted(monkeypatch):
 def driver(monkeypatch):
     """A driver of two devices that has not connected."""
     monkeypatch.setattr(load_driver, "POLL_S", 0.001)
-    made = Driver(
-        DriverSpec(devices="d", joined="dev-a", names=["dev-a", "dev-b"], first=7, report="r", spread_s=0.0, churn=0.5)
-    )
+    spec = {"devices": "d", "joined": "dev-a", "names": ["dev-a", "dev-b"], "first": 7, "spread_s": 0.0, "churn": 0.5}
+    made = Driver(types.SimpleNamespace(**spec))
     made.events, made.closed, made._connecting = [[], []], [], {0, 1}
     for place, log in enumerate(made.events):
         runtime = types.SimpleNamespace(
@@ -151,10 +146,7 @@ def test_a_share_leaves_and_returns(driver, monkeypatch):
     driver.churn()
     assert driver._take()
     assert (opened, driver.closed) == ([left], [left, 1 - left])
-    report = driver.report()
-    assert (report.uploads, report.nacks, report.reminders) == (0, 4, 5)
-    assert report.cpu_s > 0
-    assert DriverReport(**json.loads(json.dumps(dataclasses.asdict(report)))) == report
+    assert driver.report() == {"uploads": 0, "nacks": 4, "reminders": 5}
 
 
 def test_another_bench_of_same_ids_is_named(driver):

@@ -5,12 +5,11 @@ import time
 
 import pytest
 from shoal_lab.bench.load import fleet_load, measurement, page_readers
-from shoal_lab.bench.load.driver import DriverReport
-from shoal_lab.bench.load.fleet_load import Sample
 from shoal_lab.bench.load.measurement import figures
 
 from shoal.errors import ConfigError, UsageError
 from shoal.transport.local_broker import free_port
+from tests.helpers.loads import sample
 from tests.helpers.pages import PagePlace, names
 from tests.helpers.waiting import until
 
@@ -34,16 +33,15 @@ class Fleet:
 
 def test_figures_leave_out_warm_up_and_final():
     """Figures leave out warm up and final round."""
-    times = {"at_s": 0.0, "rss_mb": 50.0}
     samples = [
-        Sample(**times, closed=n, aggregator_cpu_s=0.1 * n, broker_cpu_s=0.01 * n, rss_mb_max=50 + n, open_files=10 + n)
+        sample(0.0, n, aggregator_cpu_s=0.1 * n, broker_cpu_s=0.01 * n, rss_mb_max=50 + n, open_files=10 + n)
         for n in range(5)
     ]
     records = [
         {"round": n, "ordered": 10, "contributed": 10 - n // 4, "seconds": float(n), "out_of_step": {}}
         for n in (1, 2, 3, 4)
     ]
-    data = figures(Fleet(), records, samples, [DriverReport(20, 1, 2, 0.5), DriverReport(19, 0, 3, 0.5)])
+    data = figures(Fleet(), records, samples, [{"nacks": 1, "reminders": 2}, {"nacks": 0, "reminders": 3}])
     assert data["seconds_per_round_median"] == 2.5
     assert data["aggregator_cpu_ms_per_upload"] == pytest.approx(1e3 * 0.2 / 20)
     assert data["broker_cpu_s_per_round"] == pytest.approx(0.01)
@@ -55,13 +53,8 @@ def test_figures_leave_out_warm_up_and_final():
 def test_growth_is_of_training_rounds():
     """60 samples at most, each the first after its round, the last round among them; neither warm-up nor final round."""
     at = [(n / 2, n // 2) for n in range(2, 4004)]
-    samples = [
-        Sample(
-            at_s=at_s, closed=n, aggregator_cpu_s=n / 50, broker_cpu_s=0.0, rss_mb=60.0, rss_mb_max=60.0, open_files=9
-        )
-        for at_s, n in at
-    ]
-    found = [sample.closed for sample in measurement.of_rounds(samples, 2000)]
+    samples = [sample(at_s, n, aggregator_cpu_s=n / 50) for at_s, n in at]
+    found = [one["closed"] for one in measurement.of_rounds(samples, 2000)]
     assert (len(found), found[0], found[-1], {b - a for a, b in itertools.pairwise(found)}) == (59, 28, 2000, {34})
     fleet = Fleet()
     fleet.rounds = 2000

@@ -4,30 +4,19 @@ import types
 
 import pytest
 from shoal_lab.bench.load import soak
-from shoal_lab.bench.load.driver import DriverReport
-from shoal_lab.bench.load.fleet_load import STALLED_S, Sample
+from shoal_lab.bench.load.fleet_load import STALLED_S
 from shoal_lab.bench.load.soak import RISE_MOST, SLACK, figures, is_flat
 
 from shoal.simulation.process_fleet import StageError
-
-
-def sample(at_s, closed, *, rss_mb=60.0, database_bytes=200_000, cpu_s=0.0):
-    return Sample(
-        at_s=at_s,
-        closed=closed,
-        aggregator_cpu_s=cpu_s,
-        broker_cpu_s=0.0,
-        rss_mb=rss_mb,
-        rss_mb_max=rss_mb,
-        open_files=20,
-        database_bytes=database_bytes,
-    )
+from tests.helpers.loads import sample
 
 
 @pytest.mark.parametrize(("growth", "flat"), [(0, True), (3_500, True), (200_000, False), (1_000_000, False)])
 def test_a_database_that_grows_is_not_flat(growth, flat):
     """35 bytes a round are the run's record; more would be client updates that nothing deletes."""
-    found = figures([sample(60.0 * n, 100 * n, database_bytes=200_000 + growth * n, cpu_s=0.5 * n) for n in range(12)])
+    found = figures(
+        [sample(60.0 * n, 100 * n, database_bytes=200_000 + growth * n, aggregator_cpu_s=0.5 * n) for n in range(12)]
+    )
     assert found["flat"] == dict.fromkeys(SLACK, True) | {"database_bytes": flat}
     assert found["first_third"]["seconds_per_round"] == pytest.approx(0.6)
     assert found["last_third"]["aggregator_cpu_s_per_round"] == pytest.approx(0.005)
@@ -79,10 +68,10 @@ class Fleet:
 
     def sample(self, at_s):
         closed = int(max(0.0, 2.0 * (min(self.clock.now_s, self.stops_s) - self.first_s)))
-        return sample(at_s, closed, cpu_s=0.1 * closed)
+        return sample(at_s, closed, aggregator_cpu_s=0.1 * closed)
 
     def reports(self):
-        return [DriverReport(5, 1, 2, 0.1), DriverReport(5, 3, 4, 0.1)]
+        return [{"nacks": 1, "reminders": 2}, {"nacks": 3, "reminders": 4}]
 
 
 @pytest.fixture
