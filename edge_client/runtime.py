@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from crypto.seal.identity import SIGNATURE_BYTES
 from edge_client.config import EdgeConfig, ditto_weight, parse_hours
@@ -66,13 +66,11 @@ from shoal.types import Float32Vector
 from shoal.util.log_throttle import Refusals
 
 if TYPE_CHECKING:
-    from edge_client.learning.finish import Chosen
-    from edge_client.learning.update import Finished
-    from edge_client.learning.worker import Job, Result, Worker
+    from edge_client.learning.worker import Result, Worker
     from edge_client.membership import DeviceMembership
     from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
-    from shoal.protocol.documents import Roster, RosterChange, RunPlan
+    from shoal.protocol.documents import RosterChange, RunPlan
 
 LOG = logging.getLogger("shoal.edge")
 GROWTH_EVERY_S = 60.0
@@ -93,7 +91,7 @@ class DeviceRuntime:
         config: EdgeConfig,
         membership: DeviceMembership,
         transport: Transport,
-        worker: Worker[Finished],
+        worker: Worker,
         *,
         birth: int,
         results: Callable[[Callable[[], None]], None],
@@ -101,7 +99,7 @@ class DeviceRuntime:
         samples: Callable[[TaskManifest], Dataset] | None = None,
         backend: Callable[[TaskBundle, int], Backend] | None = None,
         clock_s: Callable[[], float] = time.time,
-        finish_worker: Worker[Chosen] | None = None,
+        finish_worker: Worker | None = None,
         broker: str = "",
     ) -> None:
         """Load the device's state.
@@ -182,7 +180,6 @@ class DeviceRuntime:
         )
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
-        self._roster: tuple[Roster, io.RosterFacts] | None = None
         self._now_s = 0.0
         self.runs_done = 0
 
@@ -270,7 +267,9 @@ class DeviceRuntime:
             self._go_on(self.session.happened(done, self._facts()))
             if self._models is not None:
                 self._models.trained(result.norm)
-            self._derive_ahead(announcement)
+            derive = None if self._models is None else self._models.next_mask(announcement)
+            if derive is not None:  # while the device waits for the others
+                self._worker.submit(derive, lambda _result: None)
             if announcement.finished and self._run is not None:
                 self._finisher.follow(self._run)
 
@@ -423,20 +422,17 @@ class DeviceRuntime:
 
     def _facts(self) -> io.Facts:
         member = self._membership
-        if self._roster is None or self._roster[0] is not member.roster:
-            roster = member.roster
-            signature = member.roster_bytes[:SIGNATURE_BYTES]
-            facts = io.RosterFacts(
-                roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
-            )
-            self._roster = roster, facts
-        roster_facts, expired = self._roster[1], member.expired
-        if roster_facts.expired != expired:
-            roster_facts = dataclasses.replace(roster_facts, expired=expired)
-            self._roster = member.roster, roster_facts
+        roster = member.roster
         return io.Facts(
             now_s=self._now_s,
-            roster=roster_facts,
+            roster=io.RosterFacts(
+                roster.sequence,
+                member.roster_bytes[:SIGNATURE_BYTES],
+                roster.active_count,
+                until=expiry_of(roster),
+                expired=member.expired,
+                listed=member.listed,
+            ),
             group=member.group,
             key_version=member.newest_generation,
             keys_since=member.keys_since,
@@ -455,15 +451,7 @@ class DeviceRuntime:
         for action in actions:
             self._carry_out(action)
 
-    def _carry_out(self, action: Do) -> None:
-        if isinstance(action, io.ForBroker | rounds.Send):
-            self._publish(action)
-        elif isinstance(action, io.ForMembership):
-            self._open(action)
-        else:
-            self._do(action)
-
-    def _publish(self, action: io.ForBroker | rounds.Send) -> None:
+    def _carry_out(self, action: Do) -> None:  # noqa: PLR0912, PLR0915 - a case for each action
         transport, member, mark = self._transport, self._membership, self.session.round.mark
         match action:
             case io.Subscribe(kind, label) | io.Resubscribe(kind, label):
@@ -482,6 +470,51 @@ class DeviceRuntime:
                 self._uplink.send(mark, chunks, member.roster.active_count)
             case io.SendReminder(_, run_id, turn):
                 self._uplink.remind(mark, run_id, turn)
+            case io.AdoptRoster(signed):
+                self._adopt(signed)
+            case io.ApplyRosterChange(change):
+                self._apply(change)
+            case io.TakeGrant(sealed):
+                if member.take_grant(sealed):
+                    self._tell(io.KeysTaken())
+            case io.ResumeRun():
+                self._resume_run()
+            case io.OpenRun(package):
+                self._open_run(package)
+            case io.LocateCheckpoint(announcement):
+                late = self._following.late
+                labels = () if late is None else tuple(late.locate(announcement))
+                self._tell(io.CheckpointLocated(announcement, labels))
+            case io.BeginWithCheckpoint(transfer):
+                self._begin_late(transfer)
+            case rounds.Locate(announcement, assignment):
+                self._locate(announcement, assignment)
+            case rounds.Work(announcement, assignment):
+                self._work(announcement, assignment)
+            case rounds.CancelWork():
+                self._worker.cancel()
+            case rounds.RunDone(plan):
+                self._run_done(plan)
+            case io.TakeModel(transfer):
+                self._take_model(transfer)
+            case io.DropModel(label):
+                if self._models is not None:
+                    self._models.drop(label)
+            case io.TakeNotice(sent_at_s, choice):
+                self._results.compare_clock(sent_at_s)
+                if choice and self._results.choose(choice):
+                    self._publish_presence(online=True)
+            case io.Log(level, text, facts):
+                LOG.log(LEVELS[level], text, extra={"kv": dict(facts)})
+            case io.PublishStatus():
+                self._results.publish(self.session, self._now_s)
+            case io.Refuse(error):
+                raise error
+            case io.Stop():
+                assert self._disk_error is not None
+                raise self._disk_error
+            case _:
+                raise AssertionError(action)
 
     def _publish_presence(self, *, online: bool) -> None:
         models, contrary = self._models, self._contrary
@@ -515,54 +548,6 @@ class DeviceRuntime:
         told, growth = models.to_follow()[0], models.plan.schedule.growth
         return told and dataclasses.replace(told, grown=growth > 0 and self._jobs.has_grown(growth))
 
-    def _open(self, action: io.ForMembership) -> None:
-        match action:
-            case io.AdoptRoster(signed):
-                self._adopt(signed)
-            case io.ApplyRosterChange(change):
-                self._apply(change)
-            case io.TakeGrant(sealed):
-                if self._membership.take_grant(sealed):
-                    self._tell(io.KeysTaken())
-            case io.ResumeRun():
-                self._resume_run()
-            case io.OpenRun(package):
-                self._open_run(package)
-            case io.LocateCheckpoint(announcement):
-                late = self._following.late
-                labels = () if late is None else tuple(late.locate(announcement))
-                self._tell(io.CheckpointLocated(announcement, labels))
-            case io.BeginWithCheckpoint(model):
-                self._begin_late(model)
-
-    def _do(self, action: io.ForProgram | rounds.Do) -> None:
-        match action:
-            case rounds.Locate(announcement, assignment):
-                self._locate(announcement, assignment)
-            case rounds.Work(announcement, assignment):
-                self._work(announcement, assignment)
-            case rounds.CancelWork():
-                self._worker.cancel()
-            case rounds.RunDone(plan):
-                self._run_done(plan)
-            case io.TakeModel(model):
-                self._take_model(model)
-            case io.DropModel(label):
-                self._drop_model(label)
-            case io.TakeNotice(sent_at_s, choice):
-                self._take_notice(sent_at_s, choice)
-            case io.Log(level, text, facts):
-                LOG.log(LEVELS[level], text, extra={"kv": dict(facts)})
-            case io.PublishStatus():
-                self._results.publish(self.session, self._now_s)
-            case io.Refuse(error):
-                raise error
-            case io.Stop():
-                assert self._disk_error is not None
-                raise self._disk_error
-            case _:
-                raise AssertionError(action)
-
     def _run_done(self, plan: RunPlan) -> None:
         new = self._results.finish(plan, self.session, self._now_s)
         self.runs_done += new
@@ -570,15 +555,6 @@ class DeviceRuntime:
             self._rest.begin(self._now_s)
         self._publish_presence(online=True)  # the model that answers has changed
         self._uplink.forget(self.session.round.mark, self.session.round.transfer, self._jobs.private)
-
-    def _drop_model(self, label: str) -> None:
-        if self._models is not None:
-            self._models.drop(label)
-
-    def _take_notice(self, sent_at_s: int, choice: bytes) -> None:
-        self._results.compare_clock(sent_at_s)
-        if choice and self._results.choose(choice):
-            self._publish_presence(online=True)
 
     def _filter(self, kind: TopicKind, label: str) -> str:
         if kind is TopicKind.MODEL and label.startswith(PART_LABEL):
@@ -808,9 +784,3 @@ class DeviceRuntime:
         model = error.model if isinstance(error, NoSumError) else 0
         skipped = io.RoundSkipped(announcement, decline_reason(error), model)
         self._go_on(self.session.happened(skipped, self._facts()))
-
-    def _derive_ahead(self, announcement: Announcement) -> None:
-        """Derive the mask of the next round while the device waits for the others."""
-        derive = None if self._models is None else self._models.next_mask(announcement)
-        if derive is not None:
-            self._worker.submit(cast("Job", lambda _cancelled: derive()), lambda _result: None)

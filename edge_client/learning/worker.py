@@ -30,8 +30,8 @@ Not SCHED_IDLE: on a busy device such a thread may stop for seconds while it hol
 """
 
 
-class Worker(Protocol[T]):
-    """Runs one job at a time; their results are of type T."""
+class Worker(Protocol):
+    """Runs one job at a time."""
 
     def submit(self, job: Callable[[Cancel], T], done: Callable[[T | ShoalError], None]) -> None:
         """Run ``job`` and call ``done`` with its result or error; for a cancelled job ``done`` is not called."""

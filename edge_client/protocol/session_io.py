@@ -336,12 +336,29 @@ Event = (
     | RoundSkipped
     | DiskFailed
 )
-ForBroker = Subscribe | Unsubscribe | Resubscribe | PublishPresence | OfferReceivingKeys | SendDecline | SendReminder
-"""Subscriptions and messages."""
-ForMembership = (
-    AdoptRoster | ApplyRosterChange | TakeGrant | ResumeRun | OpenRun | LocateCheckpoint | BeginWithCheckpoint
+Do = (
+    # subscriptions and messages
+    Subscribe
+    | Unsubscribe
+    | Resubscribe
+    | PublishPresence
+    | OfferReceivingKeys
+    | SendDecline
+    | SendReminder
+    # rosters, keys and runs
+    | AdoptRoster
+    | ApplyRosterChange
+    | TakeGrant
+    | ResumeRun
+    | OpenRun
+    | LocateCheckpoint
+    | BeginWithCheckpoint
+    # everything else
+    | TakeModel
+    | DropModel
+    | TakeNotice
+    | Log
+    | PublishStatus
+    | Refuse
+    | Stop
 )
-"""Rosters, keys and runs."""
-ForProgram = TakeModel | DropModel | TakeNotice | Log | PublishStatus | Refuse | Stop
-"""Everything else."""
-Do = ForBroker | ForMembership | ForProgram

@@ -123,7 +123,7 @@ class Finisher:
     def __init__(
         self,
         membership: DeviceMembership,
-        worker: Worker[Chosen] | None,
+        worker: Worker | None,
         jobs: JobFactory,
         *,
         backend: Callable[[TaskBundle, int], Backend],

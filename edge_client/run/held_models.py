@@ -580,7 +580,7 @@ class HeldModels:
         # A longer one is refused, so it is in no mean.
         self._store.longest = max(self._store.longest, min(norm, self._run.plan.recipe.norm_limit))
 
-    def next_mask(self, announcement: Announcement) -> Callable[[], object] | None:
+    def next_mask(self, announcement: Announcement) -> Callable[..., object] | None:
         """Return a function that derives the next round's mask ahead of time; None if the device may not need it, or it is long.
 
         Any thread may call the function. If a newer key version takes effect in the next round, its mask is another one.
@@ -589,7 +589,7 @@ class HeldModels:
         if plan.recipe.participation < 1 or announcement.round >= plan.recipe.rounds or plan.length > MOST_AHEAD:
             return None
         keys = self._store.peek(announcement.round + 1)
-        return lambda: self._mask(keys)
+        return lambda *_cancelled: self._mask(keys)
 
     def _mask_of(self, keys: RoundKeys, model: int, segment: str = "") -> MaskKey:
         """Return the mask of a model's vectors in a round; that of the statistics has a dense matrix before it."""

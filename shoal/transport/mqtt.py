@@ -14,6 +14,7 @@ Example: a broker restarts. The thread reports `Disconnected`, waits a random ti
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -125,6 +126,10 @@ class MqttTransport:
         reconnect_max_s: largest bound.
         pace: limits the rate of publishes; also while closing.
         witness: speaks for this program, to find another one that uses its identity; None without a presence.
+
+    Attributes:
+        bytes_sent: payload bytes handed to the network, resends not counted.
+        bytes_received: payload bytes of every message that reached the sink.
     """
 
     def __init__(
@@ -148,13 +153,19 @@ class MqttTransport:
         self.address = (url if isinstance(url, BrokerAddress) else BrokerAddress.parse(url)).routed()
         self.client_id = client_id
         self._sink = sink
-        self._will = will
-        self._session_expiry_s = session_expiry_s
         self._max_queued_bytes = max_queued_bytes
         self._manual_ack = manual_ack
         self._reconnect_s = (reconnect_min_s, reconnect_max_s)
-        self._tls = self.address.tls_context()
-        self._link = self._make_link(MQTTProtocolVersion.MQTTv5)
+        self._options = LinkOptions(
+            address=self.address,
+            tls=self.address.tls_context(),
+            client_id=client_id,
+            will=will,
+            session_expiry_s=session_expiry_s,
+            protocol=MQTTProtocolVersion.MQTTv5,
+            manual_ack=manual_ack,
+        )
+        self._link = Link(self._options, self)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
         self._first_outcome = threading.Event()
         self._failure = ""
@@ -185,8 +196,7 @@ class MqttTransport:
         self._told_offline = ""
         self._online_since_s = 0.0
         self._ends_s: deque[float] = deque(maxlen=MANY_ENDS)
-        self._bytes_sent = 0
-        self._bytes_received = 0
+        self.bytes_sent = self.bytes_received = 0
         self._connection = 0
         self._unhandled_bytes = 0
 
@@ -194,19 +204,9 @@ class MqttTransport:
         return f"MqttTransport({self.address}, client_id={self.client_id!r})"
 
     @property
-    def bytes_sent(self) -> int:
-        """Payload bytes handed to the network, resends not counted."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Payload bytes of every message that reached the sink."""
-        return self._bytes_received
-
-    @property
     def protocol_version(self) -> str:
         """The MQTT version in use: ``5`` or ``3.1.1``."""
-        return "5" if self._protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
+        return "5" if self._options.protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
 
     def start(self, *, require: bool = False) -> None:
         """Begin to connect and return at once; with ``require``, return once the first connection is accepted.
@@ -345,7 +345,7 @@ class MqttTransport:
             with self._lock:
                 self._requests.extend(self._exact.arrived(topic))
         payload = bytes(message.payload)
-        self._bytes_received += len(payload)
+        self.bytes_received += len(payload)
         if not self._manual_ack:
             self._emit(Message(topic, payload, message.retain))
             return
@@ -406,18 +406,9 @@ class MqttTransport:
         if not self._silent:
             self._sink(event)
 
-    def _make_link(self, protocol: MQTTProtocolVersion) -> Link:
-        self._protocol = protocol
-        options = LinkOptions(
-            address=self.address,
-            tls=self._tls,
-            client_id=self.client_id,
-            will=self._will,
-            session_expiry_s=self._session_expiry_s,
-            protocol=protocol,
-            manual_ack=self._manual_ack,
-        )
-        return Link(options, self)
+    def _speak(self, protocol: MQTTProtocolVersion) -> None:
+        self._options = dataclasses.replace(self._options, protocol=protocol)
+        self._link = Link(self._options, self)
 
     def _run(self) -> None:
         """Connect, serve and reconnect until closed or taken over; the network thread's target."""
@@ -492,7 +483,7 @@ class MqttTransport:
 
     def _patience_s(self) -> float:
         """Return the longest wait for the broker's answer to CONNECT."""
-        if self._protocol != MQTTProtocolVersion.MQTTv5 or self._ever_online:
+        if self._options.protocol != MQTTProtocolVersion.MQTTv5 or self._ever_online:
             return limits.CONNECT_TIMEOUT_S
         return HANDSHAKE_LOOPBACK_S if self.address.is_loopback else HANDSHAKE_S
 
@@ -515,7 +506,7 @@ class MqttTransport:
                     if not link.publish(message):
                         self._queue.appendleft(message)
                         return
-                    self._bytes_sent += size
+                    self.bytes_sent += size
                     self._pace.sent(size, time.monotonic())
                 else:
                     self._waiting_bytes -= size
@@ -591,12 +582,12 @@ class MqttTransport:
         if self._ever_online:
             return False
         # 3.1.1 failed as well, so the version was not the cause: begin again with 5, after the usual wait.
-        if self._protocol != MQTTProtocolVersion.MQTTv5:
-            self._link = self._make_link(MQTTProtocolVersion.MQTTv5)
+        if self._options.protocol != MQTTProtocolVersion.MQTTv5:
+            self._speak(MQTTProtocolVersion.MQTTv5)
             return False
         in_doubt = self._link.greeted and self._link.reason_code in UNSUPPORTED_VERSIONS
         if in_doubt:
-            self._link = self._make_link(MQTTProtocolVersion.MQTTv311)
+            self._speak(MQTTProtocolVersion.MQTTv311)
         return in_doubt
 
     def _pause(self, seconds: float) -> None:

@@ -431,13 +431,9 @@ class Link:
 
     def subscribe(self, filters: Iterable[str], *, only_new: bool = False) -> None:
         """Subscribe with QoS 1; with ``only_new``, MQTT 5 sends retained messages only if the session lacks the filter."""
-        if self._is_v5:
-            options = SubscribeOptions(qos=1, retainHandling=1 if only_new else 0)
-            for topic_filter in filters:
-                self._client.subscribe(topic_filter, options=options)
-        else:
-            for topic_filter in filters:
-                self._client.subscribe(topic_filter, qos=1)
+        options = SubscribeOptions(qos=1, retainHandling=1 if only_new else 0) if self._is_v5 else None
+        for topic_filter in filters:
+            self._client.subscribe(topic_filter, qos=0 if options else 1, options=options)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""

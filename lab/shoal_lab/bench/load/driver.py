@@ -50,7 +50,7 @@ from shoal.util.server_process import raise_open_files
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_client.learning.worker import Job, Result
+    from edge_client.learning.worker import Cancel
     from shoal.protocol.channels import Channel
     from shoal.protocol.reassembly import Transfer
     from shoal.task.bundle import TaskBundle
@@ -178,9 +178,9 @@ class LoadWorker:
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings
-        self.waiting: tuple[int, Job, Callable[[Result], None]] | None = None
+        self.waiting: tuple[int, Callable[[Cancel], Any], Callable[[Any], None]] | None = None
 
-    def submit(self, job: Job, done: Callable[[Result], None]) -> None:
+    def submit(self, job: Callable[[Cancel], Any], done: Callable[[Any], None]) -> None:
         """Queue ``job`` in the place of the one before it."""
         self.waiting = (self._trainings.add(self), job, done)
 
