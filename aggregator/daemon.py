@@ -47,9 +47,8 @@ from aggregator.strategies.registry import TooManyComparedError
 from aggregator.workers import RunWorkers
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, WireError, reason_of
+from shoal.errors import ConfigError, IntegrityError, ShoalError, TakenOverError, UntrustedError, WireError
 from shoal.membership.roster_changes import ReplacedError
-from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import RunPlan
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Connected, Message, TakenOver
@@ -417,14 +416,12 @@ class Daemon:
         try:
             if not self._mail.take(message.topic, message.payload, time.monotonic()):
                 self._presences.take(message, time.monotonic())
-        except LaterKindError as error:
-            LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
         except ReplacedError:
             raise
         except ShoalError as error:
             if isinstance(error, FalseMessageError):
                 self._watch.devices.refused(error.device, str(error))
-            self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
+            self._refusals.tell(message.topic, error, time.monotonic())
 
     def _take(self, service: RunService | None) -> None:
         """Handle a batch of queued events, waiting at most POLL_S for the first; then commit, acknowledge and tick."""
@@ -461,11 +458,8 @@ class Daemon:
         """Handle a message if it is the owner's request; return whether it is."""
         try:
             return self._requests.take(message.topic, message.payload, time.monotonic())
-        except LaterKindError as error:
-            LOG.debug("skipped", extra={"kv": {"topic": message.topic, "reason": error}})
-            return True
         except ShoalError as error:
-            self._refusals.tell(message.topic, reason_of(error), error.hint, time.monotonic())
+            self._refusals.tell(message.topic, error, time.monotonic())
             return True
 
     def _handle(self, event: Item, service: RunService | None) -> None:

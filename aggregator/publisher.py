@@ -34,7 +34,7 @@ from typing import Final
 
 from aggregator.membership import TOLD_FILE, AggregatorMembership
 from aggregator.numerics.rows import drop_pages
-from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, KeptStep, offers_of, transcript_of
+from aggregator.rounds.held_models import HeldModels, KeptCheckpoint, KeptMean, offers_of, transcript_of
 from aggregator.rounds.state import OpenRound, Order
 from aggregator.storage.signed_runs import OwnerOrders
 from aggregator.workers import InlineWorkers, Workers
@@ -126,7 +126,10 @@ class RelayedModels:
         ``signers`` is the number of statements that certify a state (`signers_needed`), ``devices`` the fleet.
         """
         current: set[_Key] = set()
-        steps = tuple(self._step(run, kept, current) for kept in held.steps)
+        steps = tuple(
+            RetainedStep(k.step, tuple(self._mean(run, k.step.round, mean, current) for mean in k.means))
+            for k in held.steps
+        )
         found = held.announced(signers)
         # Two models may be at one state, such as the halves of a split: it is announced once.
         of_state = {c.state: (model, c) for model, c in found.items()}
@@ -146,43 +149,49 @@ class RelayedModels:
         """Publish the spare checkpoints of a model, and yield their labels; no announcement names them."""
         for turn, spare in enumerate(held.spares.get(model, ())):
             label = self._label(run.run_id, spare_number(model, turn))
-            key = (f"spare {turn}", run.run_id, model, spare.round)
-            current.add(key)
-            if key not in self._sent:
-                self._sent[key] = self._publish(channels.CHECKPOINT, [spare.data.data], spare.round, label)
+            self._sealed((f"spare {turn}", run.run_id, model, spare.round), spare, label, current)
             yield label
 
-    def _step(self, run: RunPlan, kept: KeptStep, current: set[_Key]) -> RetainedStep:
-        return RetainedStep(kept.step, tuple(self._mean(run, kept.step.round, mean, current) for mean in kept.means))
+    def _once(
+        self,
+        key: _Key,
+        channel: Channel,
+        plain: Callable[[], Sequence[bytes | memoryview]],
+        label: str,
+        current: set[_Key],
+    ) -> bytes:
+        """Publish what is not on the broker yet; return its transfer id."""
+        current.add(key)
+        if key not in self._sent:
+            self._sent[key] = self._publish(channel, plain(), key[3], label)
+        return self._sent[key]
+
+    def _sealed(self, key: _Key, checkpoint: KeptCheckpoint, label: str, current: set[_Key]) -> bytes:
+        return self._once(key, channels.CHECKPOINT, lambda: [checkpoint.data.data], label, current)
 
     def _mean(self, run: RunPlan, round_: int, mean: KeptMean, current: set[_Key]) -> MeanRef:
         label = self._label(run.run_id, mean_number(mean.model, round_))
         if mean.parts:
             # The workers publish it in parts, at labels of their own; devices know it by its digest.
             return MeanRef(mean.model, label, mean.digest[:TRANSFER_ID_BYTES], mean.contributors, mean.digest)
+        segment = "shared" if mean.model == SHARED_MODEL else "cluster"
+        header = MeanHeader(
+            fleet=run.fleet,
+            run_id=run.run_id,
+            round=round_,
+            key_id=mean.key_id,
+            model=mean.model,
+            length=len(mean.vector),
+            segment="" if len(mean.vector) == run.length else segment,
+        )
         key = (_MEAN, run.run_id, mean.model, round_)
-        current.add(key)
-        if key not in self._sent:
-            segment = "shared" if mean.model == SHARED_MODEL else "cluster"
-            header = MeanHeader(
-                fleet=run.fleet,
-                run_id=run.run_id,
-                round=round_,
-                key_id=mean.key_id,
-                model=mean.model,
-                length=len(mean.vector),
-                segment="" if len(mean.vector) == run.length else segment,
-            )
-            self._sent[key] = self._publish(channels.MEAN, [encode(header), mean.wire], round_, label)
-        return MeanRef(mean.model, label, self._sent[key], mean.contributors, mean.digest)
+        transfer = self._once(key, channels.MEAN, lambda: [encode(header), mean.wire], label, current)
+        return MeanRef(mean.model, label, transfer, mean.contributors, mean.digest)
 
     def _checkpoint(self, run: RunPlan, model: int, checkpoint: KeptCheckpoint, current: set[_Key]) -> CheckpointRef:
         label = self._label(run.run_id, checkpoint_number(model))
-        key = (_CHECKPOINT, run.run_id, model, checkpoint.round)
-        current.add(key)
-        if key not in self._sent:
-            self._sent[key] = self._publish(channels.CHECKPOINT, [checkpoint.data.data], checkpoint.round, label)
-        return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, self._sent[key])
+        transfer = self._sealed((_CHECKPOINT, run.run_id, model, checkpoint.round), checkpoint, label, current)
+        return CheckpointRef(checkpoint.state, checkpoint.round, checkpoint.key_version, label, transfer)
 
 
 LEDGER_FILE: Final = "retained.json"

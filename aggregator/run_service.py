@@ -59,10 +59,9 @@ from aggregator.strategies.registry import make_strategy
 from aggregator.sums import CellOpener, KeeperAwaitedError
 from aggregator.uploads.uploads import Uploads
 from aggregator.workers import RunWorkers
-from shoal.errors import ShoalError, UsageError, reason_of
+from shoal.errors import ShoalError, UsageError
 from shoal.membership.roster_changes import ReplacedError
 from shoal.protocol.cells import CellSums
-from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, RunPlan
 from shoal.protocol.jobs import PartReport
@@ -331,14 +330,12 @@ class RunService:
             case Message(topic, payload, retained):
                 try:
                     self._on_message(topic, payload, retained=retained)
-                except LaterKindError as error:
-                    LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
                 except ReplacedError:
                     raise
                 except ShoalError as error:
                     if isinstance(error, FalseMessageError):
                         self._on_false(error, topic)
-                    self._refusals.tell(topic, reason_of(error), error.hint, now_s)
+                    self._refusals.tell(topic, error, now_s)
             case Connected() if self._lost:  # messages published before the first connection are still queued
                 self._lost = False
                 # The broker may have lost presences that were queued for us; what it retains is newer than those that it has.
@@ -525,7 +522,7 @@ class RunService:
         """Log that an upload is not used, and name a device that has signed a false one."""
         if isinstance(error, FalseMessageError):
             self._on_false(error, self._topics.up(device))
-        self._refusals.tell(self._topics.up(device), reason_of(error), error.hint, self._now_s)
+        self._refusals.tell(self._topics.up(device), error, self._now_s)
 
     def _handle(self, *events: EngineEvent) -> None:
         """Let the engine handle events that happened together; a long close goes on on another thread."""

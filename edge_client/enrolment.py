@@ -16,13 +16,21 @@ from typing import Final
 from crypto.seal.identity import Identity
 from edge_client.membership import DeviceMembership
 from shoal.address import BrokerAddress
-from shoal.errors import ConfigError, NotEnrolledError, ShoalError, TakenOverError, UntrustedError, printable
+from shoal.errors import (
+    ConfigError,
+    LaterKindError,
+    NotEnrolledError,
+    ShoalError,
+    TakenOverError,
+    UntrustedError,
+    printable,
+)
 from shoal.membership.directory import GRANT_FILE, KEY_FILE, load_receiving, make_identity, store_grant
 from shoal.membership.enrol_requests import make_request, open_refusal, token_id
 from shoal.membership.grants import DEVICE_ROLE, open_grant
 from shoal.membership.roster import aggregator_of, open_roster
 from shoal.protocol import channels
-from shoal.protocol.chunking import LaterKindError, split
+from shoal.protocol.chunking import split
 from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.enrolment import LINE_PREFIX, MAX_LINE_CHARS, Token
 from shoal.protocol.reassembly import Reassembler

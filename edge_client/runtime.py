@@ -54,7 +54,6 @@ from shoal.errors import (
 )
 from shoal.membership.roster import RosterForkError, apply_change, expiry_of
 from shoal.protocol import channels
-from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.messages import Action, Announcement, Assignment, Control, ModelsHeld
 from shoal.protocol.reassembly import Reassembler, TooLargeError, Transfer
 from shoal.protocol.shards import PART_LABEL
@@ -347,10 +346,8 @@ class DeviceRuntime:
             whole = self._on_message(topic, payload)
         except StorageError:
             raise
-        except LaterKindError as error:
-            LOG.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
         except ShoalError as error:
-            self._refusals.tell(topic, reason_of(error), error.hint, self._now_s)
+            self._refusals.tell(topic, error, self._now_s)
         if whole and not self.revoked:
             self._go_on(self.session.settled(self._facts()))
 

@@ -76,6 +76,10 @@ class WireError(IntegrityError):
     """Bytes from the network are not a well-formed message."""
 
 
+class LaterKindError(WireError):
+    """A message of a kind that a later version has and that may be left unread; nothing of it was read but the kind."""
+
+
 class OutOfRangeError(UsageError, WireError):
     """A choice of a run is out of its range, in a call, an option or a received plan."""
 

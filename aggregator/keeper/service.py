@@ -11,7 +11,7 @@ from aggregator.keeper.answer import answered
 from aggregator.keeper.memory import KeeperMemory
 from aggregator.owner_inbox import GrantInbox
 from aggregator.shards.membership import WorkerMembership, presence_of
-from shoal.errors import ShoalError, UntrustedError, reason_of
+from shoal.errors import ShoalError, UntrustedError
 from shoal.membership.signed_plans import open_package
 from shoal.protocol import channels
 from shoal.protocol.cells import OpenCells
@@ -72,7 +72,7 @@ class KeeperService:
                     if not self._grants.take(topic, payload, now_s):
                         self._on_message(topic, payload, now_s)
                 except ShoalError as error:
-                    self._refusals.tell(topic, reason_of(error), error.hint, now_s)
+                    self._refusals.tell(topic, error, now_s)
             case Connected():
                 self._tell_presence()
 

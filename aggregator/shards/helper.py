@@ -17,7 +17,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.shards.membership import WorkerMembership, presence_of, witness
 from shoal import limits
 from shoal.address import BrokerAddress
-from shoal.errors import ShoalError, TakenOverError, reason_of
+from shoal.errors import ShoalError, TakenOverError
 from shoal.transport.base import Connected, Message, TakenOver, TransportEvent
 from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MqttTransport
@@ -111,7 +111,7 @@ class HelperDaemon(ABC):
             self.handle(event)
         except ShoalError as error:
             topic = event.topic if isinstance(event, Message) else ""
-            self._refusals.tell(topic, reason_of(error), error.hint, time.monotonic())
+            self._refusals.tell(topic, error, time.monotonic())
 
     @abstractmethod
     def subscribe(self) -> None:

@@ -20,7 +20,7 @@ from aggregator.shards.membership import WorkerMembership, presence_of
 from aggregator.shards.part_store import PartStore
 from crypto.seal.envelope import open_from_member, read_expected, seal_message_to_group
 from shoal import limits
-from shoal.errors import ShoalError, UntrustedError, WireError, reason_of
+from shoal.errors import ShoalError, UntrustedError, WireError
 from shoal.protocol import channels
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, encode
@@ -160,7 +160,7 @@ class WorkerService:
                     if payload and not self._inbox.take(topic, payload, now_s):
                         self._on_message(topic, payload)
                 except ShoalError as error:
-                    self._refusals.tell(topic, reason_of(error), error.hint, now_s)
+                    self._refusals.tell(topic, error, now_s)
             case Connected():
                 self._retained.republish()
                 self.tell_presence()

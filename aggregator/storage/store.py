@@ -1,8 +1,8 @@
 """Durable state of a run: SQLite for facts, append-only files for vectors, one group commit for both.
 
-`Store.write` writes an upload's vector, on any thread; `Store.append` buffers its row, and `Store.commit` makes all appended
-uploads durable (vectors first, then the rows that point at them). An upload may be acknowledged only after it returns. A torn
-tail of a vector file is harmless, since no row points at it.
+`Store.write` writes an upload's vector and `Store.syncer` makes what is written durable, both on any thread; `Store.commit` then
+writes the rows that point at the vectors. An upload may be acknowledged only after it returns. A torn tail of a vector file is
+harmless, since no row points at it.
 
 The database grows by one short record a round (records.py). The snapshot of a round deletes, in its own transaction, the
 rows of all earlier uploads, and SQLite reuses the freed pages.
@@ -26,7 +26,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -290,8 +290,6 @@ class Store:
             self._db.close()
             raise
         self.space: VectorSpace | None = None
-        self._pending: dict[bytes, OpenedUpload] = {}
-        self._batch: list[OpenedUpload] = []
 
     def _prepare(self, seed: Callable[[], bytes]) -> bytes:
         """Set the database up, write the run's facts if it is new, and return its seed.
@@ -332,7 +330,7 @@ class Store:
         """Write an upload's body to its round's file; any thread may call it. Nothing is durable before `commit`.
 
         Returns:
-            what `append` takes; as before, without ``start``, if the round's file is not open any more.
+            what `commit` takes; as before, without ``start``, if the round's file is not open any more.
         """
         body = upload.body
         start = self._updates.append(upload.header.round, body) if len(body) else 0
@@ -340,42 +338,18 @@ class Store:
         found = checksum(body[:cut]) + checksum(body[cut:])
         return dataclasses.replace(upload, body=NOTHING, start=start, checksum=found)
 
-    def append(self, upload: OpenedUpload) -> None:
-        """Buffer the row of an upload that is written for the next `commit`."""
-        assert upload.start is not None
-        self._pending[upload.digest] = upload
-
-    def withdraw(self, digest: bytes) -> None:
-        """Remove an upload from the open batch. Its bytes stay in the file, where no row points to them."""
-        self._pending.pop(digest, None)
-
-    def prepare(self) -> Callable[[], None]:
-        """Close the open batch and return a function that makes its vectors durable.
-
-        Any thread may call the function; `commit` must follow it. Uploads appended meanwhile belong to the next batch.
-        """
-        assert not self._batch, "the previous batch is not committed"
-        self._batch, self._pending = list(self._pending.values()), {}
+    def syncer(self) -> Callable[[], None]:
+        """Return a function that makes the vectors written so far durable; any thread may call it."""
         return self._updates.syncer()
 
-    def commit(self) -> list[ClientUpdate]:
-        """Commit the prepared batch, or all appended uploads if none is prepared.
-
-        Returns:
-            the uploads of the batch; their vectors are views of the round's file.
-        """
-        if not self._batch:
-            self.prepare()()
-        keys = [(u.header.round, u.header.phase, u.header.device) for u in self._batch]
-        rows = [
-            (*key, u.encoded, u.digest, u.start, u.checksum, u.norm) for key, u in zip(keys, self._batch, strict=True)
-        ]
+    def commit(self, uploads: Collection[OpenedUpload]) -> list[ClientUpdate]:
+        """Commit written uploads whose vectors are durable, and return them; their vectors are views of the round's file."""
+        keys = [(u.header.round, u.header.phase, u.header.device) for u in uploads]
+        rows = [(*key, u.encoded, u.digest, u.start, u.checksum, u.norm) for key, u in zip(keys, uploads, strict=True)]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        done = [self._contribution(u.header, u.digest, u.start or 0, u.norm) for u in self._batch]
-        self._batch = []
-        return done
+        return [self._contribution(u.header, u.digest, u.start or 0, u.norm) for u in uploads]
 
     def _contribution(self, upload: Upload, digest: bytes, start: int, norm: float) -> ClientUpdate:
         vector: Any = None
@@ -574,7 +548,7 @@ def read_key_version(directory: Path) -> int | None:
     if found is None:
         return None
     with readable(directory):
-        return decode_state(SnapshotHead, json.loads(found[0]), mixed=True).metadata.key_version
+        return _head(found[0]).metadata.key_version
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

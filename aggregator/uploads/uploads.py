@@ -222,7 +222,7 @@ class Uploads:
 
     def _waiting(self, device: str) -> OpenedUpload | None:
         """Return the valid upload of a device that is not durable yet, or waits for its parts; None without one."""
-        return self._committing.get(device) or self._valid.get(device) or self._gate.of(device)
+        return self._committing.get(device) or self._valid.get(device) or self._gate.held.get(device)
 
     def _enqueue(self, upload: OpenedUpload) -> None:
         """Queue an upload that is here as a whole, unless it is too long, which of parts only their reports say.
@@ -235,7 +235,6 @@ class Uploads:
             self._refuse_opened(upload, reason)
         if not self._valid:
             self._gather_until = self.newest
-        self._store.append(upload)
         self._table.move(upload.ref, UploadEvent.VALIDATED)
         self._valid[upload.ref.device] = upload
 
@@ -280,7 +279,7 @@ class Uploads:
         for upload in self._valid.values():
             self._table.move(upload.ref, UploadEvent.COMMIT_STARTED)
         self._committing, self._valid = self._valid, {}
-        self._disk.submit(self._store.prepare(), lambda _: self._on_synced())
+        self._disk.submit(self._store.syncer(), lambda _: self._on_synced())
 
     def _on_synced(self) -> None:
         """Commit the batch whose bodies are durable, let the engine count its uploads, then acknowledge them.
@@ -288,7 +287,8 @@ class Uploads:
         A round that opens at once is announced before the acknowledgements of the round that closes are sent, because devices
         wait for the announcement only.
         """
-        updates, uploads = self._store.commit(), tuple(self._committing.values())
+        uploads = tuple(self._committing.values())
+        updates = self._store.commit(uploads)
         self._committing = {}
         self._driver.on_committed(updates)
         for upload in uploads:
@@ -299,20 +299,15 @@ class Uploads:
         """Refuse the valid uploads whose round has closed, then go on with events and uploads; do nothing during a close."""
         if self._driver.computing:
             return
-        waiting = [(upload, self._withdraw, UploadEvent.ROUND_CLOSED) for upload in self._valid.values()]
-        waiting += [(upload, self._gate.withdraw, UploadEvent.REJECTED) for upload in self._gate.held]
-        for upload, withdraw, event in waiting:
+        waiting = [(upload, self._valid, UploadEvent.ROUND_CLOSED) for upload in self._valid.values()]
+        waiting += [(upload, self._gate.held, UploadEvent.REJECTED) for upload in self._gate.held.values()]
+        for upload, held, event in waiting:
             decision, reason = self._engine.validate(self._driver.state, upload.header, upload.digest)
             if decision is not Decision.STORE:
-                withdraw(upload)
+                del held[upload.ref.device]
                 self.answers.answer(upload.ref, upload.header.round, event, reason)
         self._driver.on_progress()
         self.flush()
-
-    def _withdraw(self, upload: OpenedUpload) -> None:
-        """Remove a valid upload from the open batch."""
-        del self._valid[upload.ref.device]
-        self._store.withdraw(upload.digest)
 
     def tick(self, now_s: float) -> None:
         """Request missing chunks, and drop transfers that have taken too long."""

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from shoal import limits
 from shoal.digests import Sha256, sha256
-from shoal.errors import WireError
+from shoal.errors import LaterKindError, WireError
 
 MAGIC: Final = b"SHL1"
 VERSION: Final = 1
@@ -81,10 +81,6 @@ class ChunkKind(IntEnum):
 OPTIONAL_KINDS: Final = range(128, 256)
 """Kinds that a receiver which does not know them skips, where it refuses any other unknown kind."""
 _KINDS: Final = frozenset(int(kind) for kind in ChunkKind)
-
-
-class LaterKindError(WireError):
-    """A message of a kind that a later version has and that may be left unread; nothing of it was read but the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,13 @@ from types import MappingProxyType
 from typing import Final, NoReturn, Protocol
 
 from shoal import limits
-from shoal.errors import WireError, text_of
+from shoal.errors import LaterKindError, WireError, text_of
 from shoal.protocol.chunking import (
     HEADER_BYTES,
     MIN_CHUNK_BYTES,
     ChunkHeader,
     ChunkKind,
     Fingerprint,
-    LaterKindError,
     chunk_count,
     parse,
 )

@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.errors import LaterKindError, ShoalError, reason_of
+
 FIRST_PAUSE_S: Final = 60.0
 MOST_PAUSE_S: Final = 3600.0
 """The same refusal is logged again after pauses that double from FIRST_PAUSE_S to this."""
@@ -30,16 +32,20 @@ class Refusals:
         self._log = log
         self._known: dict[tuple[str, str], _Known] = {}
 
-    def tell(self, topic: str, reason: str, hint: str, now_s: float) -> None:
+    def tell(self, topic: str, error: ShoalError, now_s: float) -> None:
         """Log a warning, or only count the refusal if the same one was logged recently.
+
+        A message of a kind that only a later version reads is skipped, which is no refusal.
 
         Args:
             topic: the message's topic.
-            reason: why it is refused.
-            hint: advice, or empty.
+            error: why it is refused.
             now_s: seconds of any monotonic clock.
         """
-        topic, reason = topic[:MOST_CHARS], reason[:MOST_CHARS]
+        if isinstance(error, LaterKindError):
+            self._log.debug("skipped", extra={"kv": {"topic": topic, "reason": error}})
+            return
+        topic, reason, hint = topic[:MOST_CHARS], reason_of(error)[:MOST_CHARS], error.hint
         # A peer could otherwise fill memory and log with ever different topics.
         if (topic, reason) not in self._known and not self._make_room(now_s):
             topic, reason, hint = "*", TOO_MANY, "check the broker's access list: shoal-fleet broker-config"

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections import defaultdict
 
 import numpy as np
 
@@ -132,16 +133,26 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
     return Upload(**{**fields, **changes}), body + attached
 
 
+WRITTEN = defaultdict(list)
+"""Uploads that are written and not committed, by store."""
+
+
 def digest_of(upload, body):
     """Return a stand-in for the digest that the sender of a sealed upload signs."""
     return hashlib.sha256(encode(upload) + body).digest()
 
 
 def append_upload(store, upload, body, norm, digest):
-    """Write an upload and append it to the store's open batch."""
+    """Write an upload, which the next `commit_uploads` of the store commits."""
     store.open_updates(upload.round)
     ref = UploadRef(upload.device, bytes(16))
-    store.append(store.write(OpenedUpload(upload, encode(upload), ref, digest, norm, body=body)))
+    WRITTEN[store].append(store.write(OpenedUpload(upload, encode(upload), ref, digest, norm, body=body)))
+
+
+def commit_uploads(store):
+    """Make the appended uploads of a store durable, and return them."""
+    store.syncer()()
+    return store.commit(WRITTEN.pop(store, []))
 
 
 def contribution(device, values=None, *, model=0, samples=10, loss=1.0, **changes):

@@ -40,7 +40,7 @@ from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import presence
 from edge_client.runtime import DeviceRuntime
 from edge_client.storage.state import DeviceState, OwnModel
-from shoal.errors import DataError, ShoalError, UsageError, reason_of
+from shoal.errors import DataError, ShoalError, UsageError
 from shoal.owner.console.asking import Question
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.runs.plan import origins_needed
@@ -471,7 +471,7 @@ class LoopbackFleet(Closing):
         try:
             return self._requests.take(event.topic, event.payload, self.now_s)
         except ShoalError as error:
-            Refusals(LOG).tell(event.topic, reason_of(error), error.hint, self.now_s)
+            Refusals(LOG).tell(event.topic, error, self.now_s)
             return True
 
     def ask(self, action: RequestAction, run: int = 0, **parts: Any) -> Question:

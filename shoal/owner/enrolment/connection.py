@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from shoal.errors import BrokerUnreachableError, ShoalError
+from shoal.errors import BrokerUnreachableError, LaterKindError, ShoalError
 from shoal.owner.broker.address import OwnerLink
 from shoal.owner.broker.dynamic import BrokerAdmin, admit, shut_out
 from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.documents import Member
 from shoal.util.console import working
 

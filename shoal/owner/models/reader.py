@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.models.checkpoints import BadCheckpointError
 from shoal import limits
-from shoal.errors import NotReadyError, ShoalError, UntrustedError, reason_of
+from shoal.errors import LaterKindError, NotReadyError, ShoalError, UntrustedError, reason_of
 from shoal.membership.roster import aggregator_of
 from shoal.owner.broker.address import OwnerLink
 from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.models.final_round import FinalRound, FinishedRun, OpenedState
 from shoal.protocol import channels, sizes
-from shoal.protocol.chunking import LaterKindError
 from shoal.protocol.codec import decode
 from shoal.protocol.messages import Presence
 from shoal.protocol.reassembly import Reassembler

@@ -34,7 +34,7 @@ def test_parts_come_in_any_order(first):
         assert whole == []
         whole = [gate.hold(upload())]
     assert [u.norm for u in whole] == [5.0]
-    assert gate.held == ()
+    assert gate.held == {}
 
 
 def test_another_digest_completes_nothing():
@@ -53,6 +53,6 @@ def test_upload_of_a_closed_round_is_gone():
     gate = PartsGate()
     held = upload()
     gate.hold(held)
-    assert gate.of("dev-1") is held
-    gate.withdraw(held)
-    assert (gate.of("dev-1"), gate.report(report(0)), gate.report(report(1))) == (None, [], [])
+    assert gate.held["dev-1"] is held
+    del gate.held["dev-1"]
+    assert (gate.held, gate.report(report(0)), gate.report(report(1))) == ({}, [], [])

@@ -17,7 +17,16 @@ from aggregator.storage.vector_log import UpdateFiles
 from shoal.errors import ConfigError, IntegrityError, StorageError
 from shoal.util.state_codec import Encoded
 from tests.helpers.fleets import make_fleet
-from tests.helpers.plans import KEY_VERSION, append_upload, digest_of, engine_of, resumed, run_plan, upload_of
+from tests.helpers.plans import (
+    KEY_VERSION,
+    append_upload,
+    commit_uploads,
+    digest_of,
+    engine_of,
+    resumed,
+    run_plan,
+    upload_of,
+)
 
 RUN = run_plan()
 
@@ -124,7 +133,7 @@ def test_system_error_stays_itself(tmp_path, monkeypatch, number):
     state = resumed(engine, ("dev-1",))
     header, body = upload_of(engine, state, "dev-1")
     append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
-    store.commit()
+    commit_uploads(store)
 
     def fail(*_arguments):
         raise OSError(number, os.strerror(number))

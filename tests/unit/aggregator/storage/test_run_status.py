@@ -20,7 +20,7 @@ from aggregator.storage.store import (
 from shoal.errors import IntegrityError
 from shoal.protocol.codec import encode
 from shoal.util.state_codec import Encoded
-from tests.helpers.plans import append_upload, digest_of, engine_of, run_plan, upload_of
+from tests.helpers.plans import append_upload, commit_uploads, digest_of, engine_of, run_plan, upload_of
 
 RUN = run_plan()
 READERS = (read_key_version, read_records, read_last_record, rounds_closed, lambda d: uploads_stored(d, 1), read_plan)
@@ -83,7 +83,7 @@ def test_only_durable_uploads_count(folder, store):
     upload, body = upload_of(engine, state, "dev-1")
     append_upload(store, upload, memoryview(body), 1.0, digest_of(upload, body))
     assert uploads_stored(folder, 1) == 0
-    store.commit()
+    commit_uploads(store)
     assert [uploads_stored(folder, r) for r in (1, 2)] == [1, 0]
 
 

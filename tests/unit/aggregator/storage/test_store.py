@@ -19,6 +19,7 @@ from tests.helpers.plans import (
     ROUND_KEY,
     D,
     append_upload,
+    commit_uploads,
     digest_of,
     engine_of,
     resumed,
@@ -71,7 +72,7 @@ def append(store, *devices, round_=1):
 def test_committed_comes_back_as_it_was(open_store, store):
     """What was committed comes back as it was."""
     append(store, "dev-2", "dev-1")
-    given = store.commit()
+    given = commit_uploads(store)
     assert [c.device for c in given] == ["dev-2", "dev-1"]
     store.close()
     for contribution_ in open_store().uploads(1):
@@ -85,7 +86,7 @@ def test_committed_comes_back_as_it_was(open_store, store):
 def test_uploads_are_in_order_of_device(store):
     """Uploads come back in order of device."""
     append(store, "dev-3", "dev-1", "dev-2")
-    store.commit()
+    commit_uploads(store)
     assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
     assert store.uploads(2) == []
 
@@ -93,15 +94,15 @@ def test_uploads_are_in_order_of_device(store):
 def test_nothing_is_there_before_the_commit(open_store, store):
     append(store, "dev-1")
     assert open_store().uploads(1) == []
-    store.commit()
+    commit_uploads(store)
     assert len(store.uploads(1)) == 1
-    assert store.commit() == []
+    assert commit_uploads(store) == []
 
 
 def test_a_torn_tail_is_written_over(open_store, store, folder):
     """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
     append(store, "dev-1")
-    store.commit()
+    commit_uploads(store)
     append(store, "dev-2")
     store.close()
     file = folder / "updates" / "000001.f32"
@@ -111,7 +112,7 @@ def test_a_torn_tail_is_written_over(open_store, store, folder):
     store = open_store()
     assert [c.device for c in store.uploads(1)] == ["dev-1"]
     append(store, "dev-3")
-    (given,) = store.commit()
+    (given,) = commit_uploads(store)
     assert given.vector.tobytes() == VECTORS["dev-3"].tobytes()
     raw = file.read_bytes()
     assert raw[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
@@ -123,7 +124,7 @@ def test_a_torn_tail_is_written_over(open_store, store, folder):
 @pytest.mark.parametrize("at", [0, 4 * D - 1, 4 * D + 7])
 def test_an_altered_vector_is_refused(store, folder, at):
     append(store, "dev-1", "dev-2")
-    store.commit()
+    commit_uploads(store)
     file = folder / "updates" / "000001.f32"
     raw = bytearray(file.read_bytes())
     raw[at] ^= 0x10
@@ -138,7 +139,7 @@ def test_report_without_vector_is_empty(store, folder):
     header, _ = upload("dev-1")
     header = dataclasses.replace(header, phase=3, length=0, correct=2, tested=5, margins=(0.0, 0.25))
     append_upload(store, header, memoryview(b""), 0.0, digest_of(header, b""))
-    (given,) = store.commit()
+    (given,) = commit_uploads(store)
     assert given.vector is None
     assert not sum(path.stat().st_size for path in (folder / "updates").iterdir())
     (again,) = store.uploads(1)
@@ -148,10 +149,10 @@ def test_report_without_vector_is_empty(store, folder):
 def test_same_upload_has_one_row(store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
     append(store, "dev-1")
-    store.commit()
+    commit_uploads(store)
     append(store, "dev-1")
     with pytest.raises(sqlite3.IntegrityError):
-        store.commit()
+        commit_uploads(store)
     assert len(store.uploads(1)) == 1
 
 
@@ -170,7 +171,7 @@ def test_the_seed_of_nonces_is_drawn_once(open_store):
 
 def test_everything_is_private(store, folder):
     append(store, "dev-1")
-    store.commit()
+    commit_uploads(store)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
     assert modes["run"] == modes["updates"] == modes["vectors"] == 0o700
     assert modes["run.sqlite"] == modes["000001.f32"] == 0o600
@@ -233,7 +234,7 @@ def test_checkpoints_go_with_their_states(open_store, folder):
 def test_digests_outlast_their_files(store):
     """The digests of a rounds uploads stay when their files are erased."""
     append(store, "dev-2", "dev-1")
-    store.commit()
+    commit_uploads(store)
     digests = {c.device: (c.phase, c.digest) for c in store.uploads(1)}
     store.erase()
     assert store.received(1) == digests
@@ -244,7 +245,7 @@ def test_what_nothing_needs_is_swept(store, folder):
     """Superseded vectors go, and so do the updates of closed rounds; their disk blocks serve the next ones."""
     for round_, device in enumerate(DEVICES, 1):
         append(store, *DEVICES, round_=round_)
-        store.commit()
+        commit_uploads(store)
         store.snapshot(round_ + 1, DEVICES, Encoded({}, {"mean": VECTORS[device]}), METADATA)
         assert [p.name for p in (folder / "updates").iterdir()] == [f"spare-{round_:06d}.f32"]
         assert store.uploads(round_) == []
@@ -255,7 +256,7 @@ def test_what_nothing_needs_is_swept(store, folder):
 def test_updates_of_the_open_round_stay(store, folder):
     for round_ in (1, 2, 3):
         append(store, *DEVICES, round_=round_)
-    store.commit()
+    commit_uploads(store)
     store.snapshot(3, DEVICES, Encoded({}), METADATA)
     expected = ["000003.f32", "spare-000001.f32", "spare-000002.f32"]
     assert sorted(p.name for p in (folder / "updates").iterdir()) == expected
@@ -267,7 +268,7 @@ def test_end_of_a_run_erases_every_update(store, folder):
     """Those of the last round and the spares; records stay."""
     for round_ in (1, 2):
         append(store, *DEVICES, round_=round_)
-    store.commit()
+    commit_uploads(store)
     store.snapshot(2, DEVICES, Encoded({}), METADATA, (1, {"round": 1}))
     assert len(list((folder / "updates").iterdir())) == 2
     store.erase()
@@ -280,7 +281,7 @@ def test_swept_round_closes_its_file(store, folder):
     before = len(list(Path("/proc/self/fd").iterdir()))
     for round_ in range(1, 8):
         append(store, "dev-1", round_=round_)
-        store.commit()
+        commit_uploads(store)
         store.snapshot(round_ + 1, DEVICES, Encoded({}), METADATA)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
@@ -308,12 +309,12 @@ def test_open_files_do_not_grow_with_uploads(store):
     """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
     header, body = upload("dev-1")
     append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
-    store.commit()
+    commit_uploads(store)
     before = len(list(Path("/proc/self/fd").iterdir()))
     given = []
     for number in range(200):
         one = dataclasses.replace(header, device=f"dev-{number + 2}")
         append_upload(store, one, memoryview(body), 1.0, digest_of(one, body))
-        given += store.commit()
+        given += commit_uploads(store)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert all(c.vector.tobytes() == VECTORS["dev-1"].tobytes() for c in given)

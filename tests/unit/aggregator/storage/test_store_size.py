@@ -14,7 +14,7 @@ from aggregator.storage import records
 from aggregator.storage.records import BLOCK_ROUNDS
 from aggregator.storage.store import Store, read_last_record, read_records
 from shoal.errors import IntegrityError
-from tests.helpers.plans import D, append_upload, digest_of, engine_of, run_plan, upload_of
+from tests.helpers.plans import D, append_upload, commit_uploads, digest_of, engine_of, run_plan, upload_of
 
 DEVICES = tuple(f"device-{i:02}" for i in range(20))
 LONG_ROUNDS = 10_000
@@ -65,7 +65,7 @@ class Run:
             figures = {"loss": float(self.rng.random()), "correct": int(self.rng.integers(40)), "tested": 40}
             upload, body = upload_of(self.engine, self.state, device, values=values, **figures)
             append_upload(self.store, upload, memoryview(body), float(np.linalg.norm(values)), digest_of(upload, body))
-        for contribution in self.store.commit():
+        for contribution in commit_uploads(self.store):
             self.feed(contribution)
 
     def bytes(self):

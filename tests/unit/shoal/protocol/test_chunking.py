@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from shoal import limits
-from shoal.errors import WireError
+from shoal.errors import LaterKindError, WireError
 from shoal.protocol.chunking import (
     HEADER_BYTES,
     MAX_CHUNK_BYTES,
@@ -13,7 +13,6 @@ from shoal.protocol.chunking import (
     OPTIONAL_KINDS,
     PACKET_ROOM_BYTES,
     ChunkKind,
-    LaterKindError,
     chunk_bytes_within,
     parse,
     split,
