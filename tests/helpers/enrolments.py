@@ -100,11 +100,15 @@ class Scene:
     def print_of(self, name="dev-1"):
         return fingerprint(Identity.load(self.root / name / "identity.key").member)
 
+    def approve(self, name="dev-1"):
+        """Let the owner connect, approve a device and send its grant."""
+        self.sit().approve_all([self.print_of(name)], NOW_S)
+        self.broker.pump()
+
     def enrol(self, name):
         """Let a device in; return its membership."""
         asking = self.ask(self.token(), name)
-        self.sit().approve_all([self.print_of(name)], NOW_S)
-        self.broker.pump()
+        self.approve(name)
         assert asking.granted
         return DeviceMembership(self.root / name)
 

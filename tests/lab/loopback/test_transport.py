@@ -14,12 +14,22 @@ class Peer:
     """A loopback client with its events in a list."""
 
     def __init__(self, broker: LoopbackBroker, name: str, *filters: str, will: tuple[str, bytes] | None = None) -> None:
-        self.events: list[TransportEvent] = []
+        self.broker, self.name, self.events = broker, name, list[TransportEvent]()
         self.transport = LoopbackTransport(broker, name, self.events.append, will)
         for topic_filter in filters:
             self.transport.subscribe(topic_filter)
         self.transport.start()
         broker.pump()
+
+    def say(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+        """Publish a message and let it arrive."""
+        self.transport.publish(topic, payload, qos=qos, retain=retain)
+        self.broker.pump()
+
+    def come_back(self) -> None:
+        """Connect again, and take what came meanwhile."""
+        self.broker.reconnect(self.name)
+        self.broker.pump()
 
     def messages(self) -> list[Message]:
         """Take the messages that arrived."""
@@ -48,11 +58,9 @@ def test_retained_reach_late_subscribers(broker: LoopbackBroker) -> None:
     """Retained messages reach late subscribers and can be cleared."""
     writer = Peer(broker, "w")
     writer.transport.publish("keep", b"old", retain=True)
-    writer.transport.publish("keep", b"new", retain=True)
-    broker.pump()
+    writer.say("keep", b"new", retain=True)
     assert Peer(broker, "r", "keep").messages() == [Message("keep", b"new", retained=True)]
-    writer.transport.publish("keep", b"", retain=True)
-    broker.pump()
+    writer.say("keep", b"", retain=True)
     assert Peer(broker, "s", "keep").messages() == []
     assert broker.retained == {}
 
@@ -60,13 +68,11 @@ def test_retained_reach_late_subscribers(broker: LoopbackBroker) -> None:
 def test_overlapping_filters_deliver_once(broker: LoopbackBroker) -> None:
     """Overlapping filters deliver once and unsubscribe works."""
     reader = Peer(broker, "r", "t/#", "t/+")
-    reader.transport.publish("t/1", b"x")
-    broker.pump()
+    reader.say("t/1", b"x")
     assert len(reader.messages()) == 1
     reader.transport.unsubscribe("t/#")
     reader.transport.unsubscribe("t/+")
-    reader.transport.publish("t/1", b"x")
-    broker.pump()
+    reader.say("t/1", b"x")
     assert reader.messages() == []
 
 
@@ -90,11 +96,9 @@ def test_session_keeps_what_came_meanwhile(broker: LoopbackBroker) -> None:
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("r")
     assert reader.events[-1] == Disconnected("connection lost")
-    writer.transport.publish("t", b"1")
-    broker.pump()
+    writer.say("t", b"1")
     reader.events.clear()
-    broker.reconnect("r")
-    broker.pump()
+    reader.come_back()
     assert reader.events == [Connected(session_present=True), Message("t", b"1")]
 
 
@@ -102,26 +106,21 @@ def test_without_offline_queues_it_is_lost() -> None:
     broker = LoopbackBroker(queue_offline=False)
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("r")
-    writer.transport.publish("t", b"1")
-    broker.pump()
-    broker.reconnect("r")
-    broker.pump()
+    writer.say("t", b"1")
+    reader.come_back()
     assert reader.messages() == []
 
 
 def test_qos_0_passes_by_an_absent_client(broker: LoopbackBroker) -> None:
     """At qos 0 a message passes by a client that is away."""
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    writer.transport.publish("t", b"here", qos=0)
-    broker.pump()
+    writer.say("t", b"here", qos=0)
     assert reader.messages() == [Message("t", b"here")]
     broker.disconnect("r")
     writer.transport.publish("t", b"passed by", qos=0)
-    writer.transport.publish("t", b"kept")
-    broker.pump()
+    writer.say("t", b"kept")
     assert writer.transport.pending() == 0
-    broker.reconnect("r")
-    broker.pump()
+    reader.come_back()
     assert reader.messages() == [Message("t", b"kept")]
 
 
@@ -151,8 +150,7 @@ def test_publishes_wait_for_their_client(broker: LoopbackBroker) -> None:
     broker.advance(60.0)
     assert writer.transport.pending() == 1
     assert reader.messages() == []
-    broker.reconnect("w")
-    broker.pump()
+    writer.come_back()
     assert reader.messages() == [Message("t", b"1")]
     assert writer.transport.pending() == 0
 
@@ -163,8 +161,7 @@ def test_retained_again_for_a_new_process(broker: LoopbackBroker) -> None:
     reader = Peer(broker, "r", "keep")
     reader.messages()
     broker.disconnect("r")
-    broker.reconnect("r")
-    broker.pump()
+    reader.come_back()
     assert reader.messages() == []
     reader.transport.close()
     assert Peer(broker, "r", "keep").messages() == [Message("keep", b"x", retained=True)]
@@ -179,11 +176,9 @@ def test_changed_subscriptions_hold(broker: LoopbackBroker) -> None:
     reader.transport.unsubscribe("gone")
     reader.transport.unsubscribe("anew")
     reader.transport.subscribe("anew")
-    broker.reconnect("r")
-    broker.pump()
+    reader.come_back()
     assert reader.messages() == [Message("anew", b"x", retained=True)]
-    reader.transport.publish("gone", b"y")
-    broker.pump()
+    reader.say("gone", b"y")
     assert reader.messages() == []
 
 
@@ -195,8 +190,7 @@ def test_second_client_of_one_id_takes_over(broker: LoopbackBroker) -> None:
     assert second.events[0] == Connected(session_present=True)
     with pytest.raises(WireError, match="closed"):
         first.transport.publish("t", b"")
-    second.transport.publish("t", b"x")
-    broker.pump()
+    second.say("t", b"x")
     assert second.messages() == [Message("t", b"x")]
     assert first.messages() == []
 
@@ -205,14 +199,12 @@ def test_second_client_of_one_id_takes_over(broker: LoopbackBroker) -> None:
 def test_restart_brings_everybody_back(keep: bool, broker: LoopbackBroker) -> None:
     """A restart brings everybody back with or without the state."""
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w", will=("will", b"dead"))
-    writer.transport.publish("keep", b"x", retain=True)
-    broker.pump()
+    writer.say("keep", b"x", retain=True)
     restart(broker, keep=keep)
     broker.pump()
     assert broker.connected() == ("r", "w")
     assert broker.retained == ({"keep": b"x"} if keep else {})
-    writer.transport.publish("t", b"after")
-    broker.pump()
+    writer.say("t", b"after")
     assert reader.messages() == [Message("t", b"after")]
 
 
@@ -272,8 +264,7 @@ def test_dropped_counts_as_acknowledged() -> None:
     broker = LoopbackBroker(RuledFaults([FaultRule("t", hop=Hop.UP, drop=1.0)], seed=1))
     reader, writer = Peer(broker, "r", "#"), Peer(broker, "w")
     writer.transport.publish("t", b"x")
-    writer.transport.publish("u", b"y")
-    broker.pump()
+    writer.say("u", b"y")
     assert reader.messages() == [Message("u", b"y")]
     assert writer.transport.pending() == 0
 
@@ -281,8 +272,7 @@ def test_dropped_counts_as_acknowledged() -> None:
 def test_a_rule_hits_only_its_client() -> None:
     broker = LoopbackBroker(RuledFaults([FaultRule(client="deaf", hop=Hop.DOWN, drop=1.0)], seed=1))
     deaf, fine = Peer(broker, "deaf", "t"), Peer(broker, "fine", "t")
-    fine.transport.publish("t", b"x")
-    broker.pump()
+    fine.say("t", b"x")
     assert deaf.messages() == []
     assert fine.messages() == [Message("t", b"x")]
 
@@ -316,8 +306,7 @@ def test_faults_may_be_any_callable() -> None:
 
     broker = LoopbackBroker(faults)
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    writer.transport.publish("t", b"x")
-    broker.pump()
+    writer.say("t", b"x")
     assert len(reader.messages()) == 4
     assert [(passage.hop, passage.client) for passage in seen] == [(Hop.UP, "w"), (Hop.DOWN, "r"), (Hop.DOWN, "r")]
 

@@ -11,7 +11,9 @@ from tests.unit.aggregator.round_devices import RoundFleet
 
 @pytest.fixture
 def fleet(tmp_path):
+    """Five devices, all of them online."""
     made = RoundFleet(tmp_path, 5)
+    made.come(*made.devices)
     yield made
     made.service.close()
 
@@ -23,7 +25,6 @@ def digests(fleet, *names):
 
 def test_all_hold_the_same_model(fleet):
     """All devices hold the same model to the last bit."""
-    fleet.come(*fleet.devices)
     fleet.finish()
     assert len(digests(fleet)) == 1
     (state,) = fleet.devices["dev-1"].states.held.values()
@@ -74,7 +75,6 @@ def test_restarts_change_no_announcement(tmp_path):
 
 def test_another_bit_leads_to_a_checkpoint(fleet):
     """A device with another bit is left out recorded and takes a checkpoint."""
-    fleet.come(*fleet.devices)
     fleet.round()
     fleet.round()
     fleet.answer("dev-1", "dev-2", "dev-4", "dev-5")
@@ -123,7 +123,6 @@ def test_drawn_devices_get_their_model(tmp_path):
 
 def test_newer_version_at_next_announcement(fleet):
     """A newer key version takes effect with the next announcement."""
-    fleet.come(*fleet.devices)
     fleet.round()
     first = fleet.plan.key_version
     fleet.answer("dev-1", "dev-2")
@@ -207,7 +206,6 @@ def test_newcomer_trains_from_a_checkpoint(tmp_path):
 
 def test_final_checkpoints_stay(fleet):
     """The final checkpoints stay on the broker and on disk."""
-    fleet.come(*fleet.devices)
     fleet.finish()
     (checkpoint,) = fleet.announcement.held.checkpoints
     assert (checkpoint.state, checkpoint.round) == (StateId(0, 6), 7)
@@ -225,6 +223,10 @@ class Crash(Exception):  # noqa: N818 - stands for the end of the process
     """The process ends here."""
 
 
+def end(*_args, **_options):
+    raise Crash
+
+
 def steps_of(announcement):
     return [kept.step for kept in announcement.held.steps]
 
@@ -232,7 +234,6 @@ def steps_of(announcement):
 @pytest.mark.parametrize("at", ["snapshot", "after the snapshot"])
 def test_crash_around_the_next_snapshot(fleet, monkeypatch, at):
     """After a complete round the next one is announced before its snapshot is durable."""
-    fleet.come(*fleet.devices)
     for round_ in (1, 2, 3):
         fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
         real = fleet.service._store.snapshot
@@ -259,15 +260,11 @@ def test_crash_around_the_next_snapshot(fleet, monkeypatch, at):
 
 def test_crash_before_the_final_record(fleet, monkeypatch):
     """A crash between the final announcement and its record loses no checkpoint."""
-    fleet.come(*fleet.devices)
     for _ in range(6):
         fleet.round()
     fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
 
-    def crash(*_args, **_options):
-        raise Crash
-
-    monkeypatch.setattr(fleet.service._store, "snapshot", crash)
+    monkeypatch.setattr(fleet.service._store, "snapshot", end)
     with pytest.raises(Crash):
         fleet.answer("dev-5")
     fleet.kill()
@@ -279,15 +276,11 @@ def test_crash_before_the_final_record(fleet, monkeypatch):
 
 def test_crash_after_the_keys_have_turned(fleet, monkeypatch):
     """A crash after the keys have turned leaves the round under the newer version."""
-    fleet.come(*fleet.devices)
     fleet.round()
     fleet.answer("dev-1", "dev-2", "dev-3", "dev-4")
     version = fleet.rotate()
 
-    def crash(*_args, **_options):
-        raise Crash
-
-    monkeypatch.setattr(fleet.service._publisher, "open_round", crash)
+    monkeypatch.setattr(fleet.service._publisher, "open_round", end)
     with pytest.raises(Crash):
         fleet.answer("dev-5")
     fleet.kill()
@@ -298,7 +291,6 @@ def test_crash_after_the_keys_have_turned(fleet, monkeypatch):
 
 def test_round_waits_for_the_rosters_keys(fleet):
     """A round waits for the keys that the newest roster names."""
-    fleet.come(*fleet.devices)
     fleet.round()
     fleet.rotate(deliver=False)
     fleet.answer()
@@ -315,7 +307,6 @@ def test_round_waits_for_the_rosters_keys(fleet):
 
 def test_revoked_device_certifies_nothing(fleet):
     """A revoked device is not in the next round and certifies nothing."""
-    fleet.come(*fleet.devices)
     fleet.round()
     fleet.here.discard("dev-5")
     fleet.rotate("dev-5")

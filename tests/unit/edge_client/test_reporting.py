@@ -42,6 +42,13 @@ def place(tmp_path, logistic):
     return Place(private_directory(tmp_path / "d"), logistic(4, 3))
 
 
+@pytest.fixture
+def running(place):
+    """A place whose device takes part in a run."""
+    place.begin()
+    return place
+
+
 class Place:
     """A device's directory, and the results in it, which a restart loads again."""
 
@@ -84,11 +91,10 @@ class Place:
 # --------------------------------------------------------------------------------------------------------- figures
 
 
-def test_figures_of_run_grow_with_its_rounds(place):
-    place.begin()
-    place.note(round=2, result={"loss": 0.75})
-    place.note(round=4, result={"correct": 3, "tested": 4})
-    found = place.status()
+def test_figures_of_run_grow_with_its_rounds(running):
+    running.note(round=2, result={"loss": 0.75})
+    running.note(round=4, result={"correct": 3, "tested": 4})
+    found = running.status()
     assert {k: found[k] for k in ("run", "rounds", "round", "cluster", "loss", "accuracy")} == {
         "run": 1,
         "rounds": 2,
@@ -100,12 +106,11 @@ def test_figures_of_run_grow_with_its_rounds(place):
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
 
 
-def test_untested_round_keeps_the_accuracy(place):
+def test_untested_round_keeps_the_accuracy(running):
     """A round without a test leaves the accuracy of the last one."""
-    place.begin()
-    place.note(result={"correct": 3, "tested": 4})
-    place.note(round=5)
-    assert place.status()["accuracy"] == 0.75
+    running.note(result={"correct": 3, "tested": 4})
+    running.note(round=5)
+    assert running.status()["accuracy"] == 0.75
 
 
 def test_bytes_are_those_of_this_run(place):
@@ -116,47 +121,43 @@ def test_bytes_are_those_of_this_run(place):
     assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
 
 
-def test_another_run_starts_at_zero(place):
-    place.begin()
-    place.note()
-    place.begin(2)
-    found = place.status()
+def test_another_run_starts_at_zero(running):
+    running.note()
+    running.begin(2)
+    found = running.status()
     assert (found["run"], found["rounds"]) == (2, 0)
     assert "loss" not in found
 
 
-def test_status_is_written_once_a_second(place):
+def test_status_is_written_once_a_second(running):
     """The status is written once a second unless forced."""
-    place.begin()
     for now_s, rounds in ((10.0, 0), (10.0 + 0.9 * STATUS_EVERY_S, 0), (10.0 + STATUS_EVERY_S, 2)):
-        place.results.publish(at(Stage.WORKING), now_s)
-        assert place.files.load_status()["rounds"] == rounds
-        place.note()
-    assert place.status()["rounds"] == 3
+        running.results.publish(at(Stage.WORKING), now_s)
+        assert running.files.load_status()["rounds"] == rounds
+        running.note()
+    assert running.status()["rounds"] == 3
 
 
-def test_status_follows_the_session(place):
+def test_status_follows_the_session(running):
     """So that a device that is stuck shows what it waits for."""
-    place.begin()
-    place.results.keep_status(at(Stage.FETCHING), 10.0)
-    assert place.files.load_status()["session"]["stage"] == "fetching models"
-    place.note()
-    place.results.keep_status(at(Stage.FETCHING), 20.0)
-    assert place.files.load_status()["rounds"] == 0
-    place.results.keep_status(at(Stage.SENDING), 20.5)
-    assert place.files.load_status()["stage"] == "sending"
+    running.results.keep_status(at(Stage.FETCHING), 10.0)
+    assert running.files.load_status()["session"]["stage"] == "fetching models"
+    running.note()
+    running.results.keep_status(at(Stage.FETCHING), 20.0)
+    assert running.files.load_status()["rounds"] == 0
+    running.results.keep_status(at(Stage.SENDING), 20.5)
+    assert running.files.load_status()["stage"] == "sending"
 
 
-def test_status_follows_the_connection(place):
+def test_status_follows_the_connection(running):
     """The status is written when the connection has changed."""
-    place.begin()
-    place.results.connected("mqtt://reef:1883")
-    place.results.keep_status(at(Stage.FETCHING), 10.0)
-    found = place.files.load_status()["connection"]
+    running.results.connected("mqtt://reef:1883")
+    running.results.keep_status(at(Stage.FETCHING), 10.0)
+    found = running.files.load_status()["connection"]
     assert (found["connected"], found["broker"]) == (True, "mqtt://reef:1883")
-    place.results.disconnected("mqtt://reef:1883", "Connection refused")
-    place.results.keep_status(at(Stage.FETCHING), 20.0)
-    found = place.files.load_status()["connection"]
+    running.results.disconnected("mqtt://reef:1883", "Connection refused")
+    running.results.keep_status(at(Stage.FETCHING), 20.0)
+    found = running.files.load_status()["connection"]
     assert (found["connected"], found["reason"]) == (False, "Connection refused")
 
 
@@ -171,19 +172,18 @@ def test_the_line_for_the_service_manager(place):
     assert line(following) == "not connected to mqtt://reef:1883"
 
 
-def test_unchanged_status_shows_life(place):
+def test_unchanged_status_shows_life(running):
     """An unchanged status shows once a minute that the device is alive."""
-    place.begin()
-    place.results.keep_status(at(Stage.FETCHING), 10.0)
-    path = place.files.directory / STATUS_FILE
+    running.results.keep_status(at(Stage.FETCHING), 10.0)
+    path = running.files.directory / STATUS_FILE
     os.utime(path, (1, 1))
-    place.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S - 1)
-    assert place.files.alive_at_s() == 1
-    place.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S)
-    assert place.files.alive_at_s() > 1
+    running.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S - 1)
+    assert running.files.alive_at_s() == 1
+    running.results.keep_status(at(Stage.FETCHING), 10.0 + ALIVE_EVERY_S)
+    assert running.files.alive_at_s() > 1
     path.unlink()
-    place.results.keep_status(at(Stage.FETCHING), 10.0 + 2 * ALIVE_EVERY_S)
-    assert place.files.alive_at_s() is None
+    running.results.keep_status(at(Stage.FETCHING), 10.0 + 2 * ALIVE_EVERY_S)
+    assert running.files.alive_at_s() is None
 
 
 def test_finished_figures_are_closed(place):
@@ -244,27 +244,25 @@ def test_damaged_figures_are_left_out(place, ended):
 # ----------------------------------------------------------------------------------------------------------- models
 
 
-def test_model_is_saved_every_half_minute(place):
+def test_model_is_saved_every_half_minute(running):
     """The model of a training round is saved every half minute."""
-    place.begin()
-    place.note(now_s=100.0)
-    assert place.saved() is None
-    place.results.keep_up(100.0)
-    assert place.saved() == (3, 4)
-    place.note(round=5, model=0)
-    place.results.keep_up(100.0 + SAVE_MODEL_EVERY_S)
-    assert place.saved() == (3, 4)
-    place.results.keep_up(100.1 + SAVE_MODEL_EVERY_S)
-    assert place.saved() == (0, 5)
+    running.note(now_s=100.0)
+    assert running.saved() is None
+    running.results.keep_up(100.0)
+    assert running.saved() == (3, 4)
+    running.note(round=5, model=0)
+    running.results.keep_up(100.0 + SAVE_MODEL_EVERY_S)
+    assert running.saved() == (3, 4)
+    running.results.keep_up(100.1 + SAVE_MODEL_EVERY_S)
+    assert running.saved() == (0, 5)
 
 
-def test_scoring_round_keeps_the_model(place):
+def test_scoring_round_keeps_the_model(running):
     """A trial's scoring may name the model of another half as the best."""
-    place.begin()
-    place.note()
-    place.note(REPORT, model=0, round=5)
-    place.results.save_model(0.0, durable=True)
-    assert place.saved() == (3, 4)
+    running.note()
+    running.note(REPORT, model=0, round=5)
+    running.results.save_model(0.0, durable=True)
+    assert running.saved() == (3, 4)
 
 
 def test_model_stays_due_until_durable(place, monkeypatch):
@@ -278,37 +276,34 @@ def test_model_stays_due_until_durable(place, monkeypatch):
     assert saves == [False, False, True]
 
 
-def test_next_round_renews_the_model(place):
+def test_next_round_renews_the_model(running):
     """The model is that of the cluster as the round begins; a job for another cluster, or another run, leaves it."""
-    place.begin()
-    place.note()
-    place.results.renew(announcement(round=5), {0: place.models[0]})
-    place.results.renew(announcement(round=5, run_id=bytes(16)), place.models)
-    place.results.keep_up(0.0)
-    assert place.saved() == (3, 4)
-    place.results.renew(announcement(round=5), place.models)
-    place.results.save_model(0.0, durable=True)
-    assert place.saved() == (3, 5)
+    running.note()
+    running.results.renew(announcement(round=5), {0: running.models[0]})
+    running.results.renew(announcement(round=5, run_id=bytes(16)), running.models)
+    running.results.keep_up(0.0)
+    assert running.saved() == (3, 4)
+    running.results.renew(announcement(round=5), running.models)
+    running.results.save_model(0.0, durable=True)
+    assert running.saved() == (3, 5)
 
 
-def test_final_model_is_durable_at_once(place):
+def test_final_model_is_durable_at_once(running):
     """The final model is durable at once and joins the finished ones."""
-    place.begin()
-    place.note(REPORT, finished=True, round=9)
-    assert place.saved() == (3, 9)
-    (found,) = FinishedModels(place.files.directory).models()
+    running.note(REPORT, finished=True, round=9)
+    assert running.saved() == (3, 9)
+    (found,) = FinishedModels(running.files.directory).models()
     assert (found.run, found.round, found.own.cluster, found.above) == (1, 9, 3, ())
     assert (found.finished_at_s, found.validation) == (1_800_000_000, Validation(1.0, 1, 2, 2))
-    assert "path" not in place.status()
+    assert "path" not in running.status()
 
 
-def test_paths_keep_the_models_above(place):
+def test_paths_keep_the_models_above(running):
     """A run with paths keeps the models above the devices own."""
-    place.begin()
-    place.note(KEEP, finished=True, round=9)
-    (found,) = FinishedModels(place.files.directory).models()
+    running.note(KEEP, finished=True, round=9)
+    (found,) = FinishedModels(running.files.directory).models()
     assert ([n.cluster for n in found.above], found.own.cluster) == ([0], 3)
-    assert place.status()["path"] == [0, 3]
+    assert running.status()["path"] == [0, 3]
 
 
 def test_mark_before_the_end_lacks_nothing(place):
@@ -332,16 +327,15 @@ def test_final_model_needs_its_list(place):
 # -------------------------------------------------------------------------------------------------------- warnings
 
 
-def test_doubts_are_shown_once(place, caplog):
+def test_doubts_are_shown_once(running, caplog):
     """Doubts are logged and shown once until the next run."""
-    place.begin()
-    assert "warnings" not in place.status()
-    place.results.warn(["scale it; now", "check it; now"])
-    place.results.warn(["scale it; now"])
-    assert place.status()["warnings"] == ["scale it; now", "check it; now"]
+    assert "warnings" not in running.status()
+    running.results.warn(["scale it; now", "check it; now"])
+    running.results.warn(["scale it; now"])
+    assert running.status()["warnings"] == ["scale it; now", "check it; now"]
     assert caplog.text.count("scale it; now") == 1
-    place.begin(run=2)
-    assert "warnings" not in place.status()
+    running.begin(run=2)
+    assert "warnings" not in running.status()
 
 
 def test_slow_clock_is_shown_until_right(place, caplog):
@@ -358,11 +352,10 @@ def test_slow_clock_is_shown_until_right(place, caplog):
     assert "clock" not in place.status()
 
 
-def test_model_no_better_is_shown(place):
+def test_model_no_better_is_shown(running):
     """A finished model that is no better is shown."""
-    place.begin()
-    place.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
-    assert place.status()["warnings"] == ["it has learned nothing; train longer"]
+    running.note(finished=True, round=9, result={"doubts": ("it has learned nothing; train longer",)})
+    assert running.status()["warnings"] == ["it has learned nothing; train longer"]
 
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", ""])

@@ -32,6 +32,12 @@ def directory(tmp_path):
     return tmp_path / "device"
 
 
+def put_in_use(directory, run, *theta, **options):
+    """Finish a run and put its model in use."""
+    finish(directory, run, *theta, **options)
+    publish(directory)
+
+
 def current(directory):
     """Return the folder of the version in use; None before the first."""
     link = directory / "in-use" / "current"
@@ -63,8 +69,7 @@ def test_nothing_is_there_before_the_first(directory):
 
 
 def test_files_say_what_they_hold(directory):
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     document = json.loads((directory / "model.json").read_bytes())
     assert document == pair(directory)
     told = {"run": 1, "round": 9, "cluster": 0, "choice": "cluster", "task": "logistic", "kind": "classification"}
@@ -79,8 +84,7 @@ def test_files_say_what_they_hold(directory):
 
 
 def test_probabilities_are_an_output(directory):
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     session = onnxruntime.InferenceSession((directory / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     assert [o.name for o in session.get_outputs()] == ["outputs", "probabilities"]
     outputs, probabilities = session.run(None, {"x": np.zeros((2, 4), np.float32)})
@@ -91,8 +95,7 @@ def test_others_may_read_what_they_reach(directory):
     """Whatever the umask: the files have a mode of their own, and the device's directory stays closed."""
     before = os.umask(0o077)
     try:
-        finish(directory, 1)
-        publish(directory)
+        put_in_use(directory, 1)
     finally:
         os.umask(before)
     folder = directory / "in-use"
@@ -103,8 +106,7 @@ def test_others_may_read_what_they_reach(directory):
 
 
 def test_same_model_is_not_written_again(directory):
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     before = (directory / "model.onnx").stat()
     publish(directory)
     assert (directory / "model.onnx").stat() == before
@@ -112,8 +114,7 @@ def test_same_model_is_not_written_again(directory):
 
 def test_rollback_goes_back_here_too(directory):
     for run in (1, 2):
-        finish(directory, run)
-        publish(directory)
+        put_in_use(directory, run)
     first = current(directory)
     FinishedModels(directory).rollback(1)
     publish(directory)
@@ -124,15 +125,13 @@ def test_rollback_goes_back_here_too(directory):
 
 
 def test_open_files_and_version_before_stay(directory):
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     folder = (directory / "in-use" / "current").resolve()
     with (directory / "model.onnx").open("rb") as file:
         head = file.read(10)
         for run in (2, 3):
             assert (folder / "model.json").exists()
-            finish(directory, run)
-            publish(directory)
+            put_in_use(directory, run)
         assert (head + file.read()).endswith(theta_of(1).tobytes())
     assert not folder.exists()
     assert len([p for p in (directory / "in-use").iterdir() if p.is_dir() and not p.is_symlink()]) == 2
@@ -175,8 +174,7 @@ def test_own_training_code_has_a_layout(directory):
     """A task with a trainer of its own has its parameters and their layout."""
     task = own_trainers.bundle()
     theta = np.arange(task.length, dtype=np.float32)
-    finish(directory, 1, theta, task=task)
-    publish(directory)
+    put_in_use(directory, 1, theta, task=task)
     document = pair(directory)
     body = (directory / "in-use" / "current" / document["file"]).read_bytes()
     assert document["file"] == "model.bin"
@@ -186,8 +184,7 @@ def test_own_training_code_has_a_layout(directory):
 
 
 def test_damaged_models_leave_the_one_before(directory):
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     finish(directory, 2, np.full(15, np.nan, np.float32))
     with pytest.raises(TaskError, match="not finite"):
         publish(directory)
@@ -201,8 +198,7 @@ def test_damaged_models_leave_the_one_before(directory):
 
 def test_one_writer_at_a_time(directory, monkeypatch):
     monkeypatch.setattr("edge_client.answers.model_in_use.WAIT_S", 0.0)
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     with exclusive(directory / "in-use", wait_s=0, hint=""), pytest.raises(ConfigError, match="in use by another"):
         publish(directory)
 
@@ -221,15 +217,13 @@ def test_killed_at_any_change_of_the_disk(tmp_path):
     while True:
         directory = tmp_path / str(cuts)
         for run in (1, 2):
-            finish(directory, run)
-            publish(directory)
+            put_in_use(directory, run)
         finish(directory, 3)
         ended = cut_at(cuts, publish, directory)
         outcomes.add(run_of(directory))
         publish(directory)
         assert run_of(directory) == json.loads((directory / "model.json").read_bytes())["run"] == 3
-        finish(directory, 4)
-        publish(directory)
+        put_in_use(directory, 4)
         left = {p.name for p in (directory / "in-use").iterdir()} - {".lock", "current", ".current.link"}
         assert len(left) <= 2
         if ended:
@@ -256,8 +250,7 @@ def test_first_model_killed_at_any_change(tmp_path):
 
 def test_readers_find_pairs_in_all_changes(directory):
     """Readers who resolve the link first always find two files that belong together."""
-    finish(directory, 1)
-    publish(directory)
+    put_in_use(directory, 1)
     ended, seen, wrong = threading.Event(), set(), []
 
     def read():
@@ -273,8 +266,7 @@ def test_readers_find_pairs_in_all_changes(directory):
     for thread in threads:
         thread.start()
     for run in range(2, 12):
-        finish(directory, run)
-        publish(directory)
+        put_in_use(directory, run)
     ended.set()
     for thread in threads:
         thread.join()
@@ -314,6 +306,21 @@ def settle(models, now_s=0.0):
         time.sleep(0.005)
 
 
+def settled(device):
+    """Start a device and return its model in use, after the program has run for it."""
+    models = ModelInUse(device.directory, device.program)
+    settle(models)
+    return models
+
+
+def held(device):
+    """Return the model in use of a device whose program runs and does not end."""
+    (device.root / "held").touch()
+    models = ModelInUse(device.directory, device.program)
+    assert models.keep_up(0.0)
+    return models
+
+
 def now_in_use(device):
     """Return the digest of the model in use; None before the first."""
     return (load_json(device.directory / "model.json") or {}).get("sha256")
@@ -324,8 +331,7 @@ def failure(device):
 
 
 def test_program_gets_paths_and_run(device):
-    models = ModelInUse(device.directory, device.program)
-    settle(models)
+    models = settled(device)
     folder = device.directory
     assert device.notes.read_text() == f"{folder}/model.onnx {folder}/model.json 1\n"
     assert json.loads((folder / "model.json").read_text())["run"] == 1
@@ -337,7 +343,7 @@ def test_program_gets_paths_and_run(device):
 def test_environment_has_no_secrets(device, monkeypatch):
     monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://me:hush@broker")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/x")
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     found = (device.root / "environment").read_text()
     assert "hush" not in found
     assert "CREDENTIALS_DIRECTORY" not in found
@@ -356,9 +362,7 @@ def test_models_are_published_without_one(device):
 
 def test_newest_wins_and_one_runs_at_a_time(device):
     """Of the models that come while the program runs, it runs for the last alone."""
-    (device.root / "held").touch()
-    models = ModelInUse(device.directory, device.program)
-    assert models.keep_up(0.0)
+    models = held(device)
     for run in (2, 3, 4):
         finish(device.directory, run)
         assert models.keep_up(0.0)
@@ -369,26 +373,25 @@ def test_newest_wins_and_one_runs_at_a_time(device):
 
 def test_start_runs_it_for_a_newer_model(device):
     """At a start it runs if the model has changed since its last good end, and else not."""
-    settle(ModelInUse(device.directory, device.program))
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
+    settled(device)
     assert runs(device) == [1]
     finish(device.directory, 2)
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     FinishedModels(device.directory).rollback(1)
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     assert runs(device) == [1, 2, 1]
 
 
 def test_failure_is_told_and_tried_again(device):
     """A failure is in the status file, and is tried again at the next start or for the next model, and not before."""
     (device.root / "bad").touch()
-    models = ModelInUse(device.directory, device.program)
-    settle(models)
+    models = settled(device)
     settle(models)
     assert runs(device) == [1]
     assert failure(device) == f"{device.program} ended with status 3"
     (device.root / "bad").unlink()
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     assert (runs(device), failure(device)) == ([1, 1], "")
 
 
@@ -402,9 +405,7 @@ def test_missing_program_harms_nobody(device):
 
 
 def test_hanging_program_is_ended(device):
-    (device.root / "held").touch()
-    models = ModelInUse(device.directory, device.program)
-    assert models.keep_up(0.0)
+    models = held(device)
     process = models._process
     assert models.keep_up(LONGEST_S - 1)
     assert not models.keep_up(LONGEST_S)
@@ -413,22 +414,20 @@ def test_hanging_program_is_ended(device):
 
 
 def test_stopping_ends_it_for_a_new_start(device):
-    (device.root / "held").touch()
-    models = ModelInUse(device.directory, device.program)
-    assert models.keep_up(0.0)
+    models = held(device)
     process = models._process
     models.close()
     models.close()
     assert process.returncode == -9
     (device.root / "held").unlink()
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     assert load_json(device.directory / ON_MODEL_FILE)["run"] == "1"
 
 
 @pytest.mark.parametrize("junk", [b"", b"[]", b"\xff", b'{"model": 5}'])
 def test_damaged_note_runs_it_again(device, junk):
     (device.directory / ON_MODEL_FILE).write_bytes(junk)
-    settle(ModelInUse(device.directory, device.program))
+    settled(device)
     assert runs(device) == [1]
 
 
@@ -436,8 +435,7 @@ def test_damaged_models_are_logged(device, caplog):
     """What `predict` would refuse is a warning here, and no end of the device."""
     for file in (device.directory / "finished").glob("model-*.bin"):
         file.write_bytes(b"x")
-    models = ModelInUse(device.directory, device.program)
-    settle(models)
+    settled(device)
     assert "the model in use can't be replaced" in caplog.text
     assert runs(device) == []
 
@@ -445,8 +443,7 @@ def test_damaged_models_are_logged(device, caplog):
 def test_a_change_in_the_same_tick_is_seen(device, monkeypatch):
     """A change right after a look leaves the folder's time as it was, and the next look finds it."""
     monkeypatch.setattr(model_in_use, "TICK_NS", 10**12)
-    models = ModelInUse(device.directory, device.program)
-    settle(models)
+    models = settled(device)
     folder = device.directory / "finished"
     before = folder.stat().st_mtime_ns
     finish(device.directory, 2)
@@ -469,8 +466,7 @@ def test_full_disk_leaves_the_model_before(device, monkeypatch, caplog):
     def full(_directory):
         raise StorageError("can't write: No space left on device")
 
-    models = ModelInUse(device.directory, device.program)
-    settle(models)
+    models = settled(device)
     monkeypatch.setattr(model_in_use, "publish", full)
     finish(device.directory, 2)
     settle(models)

@@ -110,9 +110,7 @@ def test_cut_approval_is_finished(scene, token):
     asking = scene.ask(token)
     (request,) = scene.sit().pending.values()
     scene.tokens.use(token_id(token.secret), request.fingerprint)
-    registrar = scene.sit()
-    registrar.approve_all([request.fingerprint], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     assert asking.granted
 
 
@@ -376,8 +374,7 @@ def test_an_expired_token_is_refused(scene):
 def test_a_token_admits_one_device(scene, token):
     """A second one with the same line is refused, and the first one's name is not lost."""
     scene.ask(token)
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     granted = scene.broker.retained[TOPICS.grant(token_id(token.secret))]
     other = scene.ask(token, "dev-2")
     registrar = scene.sit()
@@ -405,8 +402,7 @@ def test_a_replayed_request_changes_nothing(scene, token):
     """Recorded and sent again after the approval, it only brings the same device its grant again."""
     scene.ask(token)
     recorded = scene.broker.retained[TOPICS.enrol(token_id(token.secret))]
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     before = scene.owner.roster
     scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
     registrar = scene.sit(NOW_S + 10**6)
@@ -607,8 +603,7 @@ def test_forged_grants_do_not_count(scene, token):
         assert not asking.granted
         assert not (scene.root / "dev-1" / "membership.bin").exists()
     assert len(scene.complaints) == 6
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     assert asking.granted
 
 
@@ -616,8 +611,7 @@ def test_line_outlasts_its_aggregator(scene, token):
     """The owner has replaced it since: its signature says who has its place."""
     scene.owner.replace_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
     asking = scene.ask(token)
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     assert asking.granted
     member = DeviceMembership(scene.root / "dev-1")
     assert fingerprint(member.roster.aggregator) != token.aggregator
@@ -658,9 +652,7 @@ def test_all_possible_are_approved(scene):
     assert "with the same enrolment line" in again.refused.hint
     assert scene.sit().pending == {}
     renamed = scene.ask(line, "pump-3b")
-    registrar = scene.sit()
-    registrar.approve_all([scene.print_of("pump-3b")], NOW_S)
-    scene.broker.pump()
+    scene.approve("pump-3b")
     assert renamed.granted
 
 

@@ -53,8 +53,7 @@ def approved(scene):
     token = scene.token()
     scene.ask(token)
     held = load_receiving(scene.root / "dev-1")
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     clear(scene, token)
     return token, held
 
@@ -81,8 +80,7 @@ def test_open_program_approves_no_revoked(scene, token):
     """A program that was open before does not approve a revoked device."""
     scene.ask(token)
     waiting = scene.sit(fleet=another(scene))
-    scene.sit().approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
+    scene.approve()
     another(scene).revoke("dev-1")
     clear(scene, token)
     with pytest.raises(ConfigError, match="another device called"):

@@ -23,6 +23,13 @@ from shoal.owner.task_compiler.decompositions import (
 pytestmark = pytest.mark.torch
 
 
+def passed_back(out):
+    """Pass a drawn gradient back from an output and return it."""
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    return grad
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "ceil", "include", "divisor"),
     [
@@ -35,9 +42,7 @@ pytestmark = pytest.mark.torch
 def test_average_pool_matches_autograd(kernel, stride, padding, ceil, include, divisor):
     """Average pool formula matches autograd."""
     x = torch.randn(2, 3, 8, 7, requires_grad=True)
-    out = functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor))
     found = avg_pool_backward(grad, x, [kernel] * 2, [stride] * 2, [padding] * 2, ceil, include, divisor)
     torch.testing.assert_close(found, x.grad)
 
@@ -55,9 +60,7 @@ def test_convolution_matches_autograd(rank, stride, padding, dilation, groups):
     x = torch.randn(2, 6, *[9, 8, 7][:rank], requires_grad=True)
     w = torch.randn(12, 6 // groups, *[3, 2, 3][:rank], requires_grad=True)
     b = torch.randn(12, requires_grad=True)
-    out = conv(x, w, b, stride, padding, dilation, groups)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(conv(x, w, b, stride, padding, dilation, groups))
     three = [[value] * rank for value in (stride, padding, dilation)]
     found = convolution_backward(grad, x, w, [12], *three, False, [0] * rank, groups, [True] * 3)
     for ours, theirs in zip(found, (x.grad, w.grad, b.grad), strict=True):
@@ -67,9 +70,7 @@ def test_convolution_matches_autograd(rank, stride, padding, dilation, groups):
 def test_embedding_formula_skips_padding_row():
     table = nn.Embedding(5, 3, padding_idx=2)
     indices = torch.tensor([[0, 2, 2], [4, 4, 1]])
-    out = table(indices)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(table(indices))
     torch.testing.assert_close(embedding_backward(grad, indices, 5, 2, False), table.weight.grad)
 
 
@@ -90,9 +91,7 @@ def test_transposed_formula_matches_autograd(rank, stride, padding, extra, dilat
     x = torch.randn(2, 6, *[5, 4][:rank], requires_grad=True)
     w = torch.randn(6, 9 // groups, *[3, 4][:rank], requires_grad=True)
     conv = getattr(functional, f"conv_transpose{rank}d")
-    out = conv(x, w, None, stride, padding, extra, groups, dilation)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(conv(x, w, None, stride, padding, extra, groups, dilation))
     three = [[value] * rank for value in (stride, padding, dilation)]
     found = convolution_backward(grad, x, w, None, *three, True, [extra] * rank, groups, [True, True, False])
     torch.testing.assert_close(found[0], x.grad, rtol=1e-4, atol=1e-4)
@@ -102,18 +101,14 @@ def test_transposed_formula_matches_autograd(rank, stride, padding, extra, dilat
 @pytest.mark.parametrize(("start", "end", "step"), [(0, 3, 1), (1, 4, 1), (-3, -1, 1), (2, 5, 1), (0, 5, 2)])
 def test_slice_formula_matches_autograd(start, end, step):
     x = torch.randn(2, 5, 3, requires_grad=True)
-    out = x[:, start:end:step]
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(x[:, start:end:step])
     torch.testing.assert_close(slice_backward(grad, [2, 5, 3], 1, start, end, step), x.grad)
 
 
 @pytest.mark.parametrize(("dim", "index"), [(0, 0), (1, 2), (1, -1), (-1, -2)])
 def test_selection_formula_matches_autograd(dim, index):
     x = torch.randn(2, 3, 4, requires_grad=True)
-    out = x.select(dim, index)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(x.select(dim, index))
     torch.testing.assert_close(select_backward(grad, [2, 3, 4], dim, index), x.grad)
 
 
@@ -122,8 +117,7 @@ def test_max_pool_formula_matches_autograd(kernel, stride, padding):
     """Where windows overlap an input may be the maximum of several."""
     x = torch.randn(2, 3, 7, 6, requires_grad=True)
     out, indices = functional.max_pool2d(x, kernel, stride, padding, return_indices=True)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(out)
     sizes = [kernel] * 2, [stride] * 2, [padding] * 2, [1, 1]
     torch.testing.assert_close(max_pool2d_backward(grad, x, *sizes, False, indices), x.grad)
 
@@ -134,18 +128,14 @@ def test_max_pool_formula_matches_autograd(kernel, stride, padding):
 def test_adaptive_pool_matches_autograd(inputs, outputs):
     """Sizes that do not divide each other give windows of different lengths that overlap."""
     x = torch.randn(2, 3, *inputs, requires_grad=True)
-    out = functional.adaptive_avg_pool2d(x, outputs)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(functional.adaptive_avg_pool2d(x, outputs))
     torch.testing.assert_close(adaptive_avg_pool_backward(grad, x), x.grad)
 
 
 def test_average_pool_in_three_dimensions():
     """Average pool formula matches autograd in three dimensions."""
     x = torch.randn(2, 2, 5, 4, 6, requires_grad=True)
-    out = functional.avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(functional.avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False))
     found = avg_pool_backward(grad, x, [2, 3, 2], [1, 2, 2], [1, 1, 0], False, False, None)
     torch.testing.assert_close(found, x.grad)
 
@@ -153,9 +143,7 @@ def test_average_pool_in_three_dimensions():
 def test_windows_stand_side_by_side():
     """Torch passes an empty list for the default."""
     x = torch.randn(1, 1, 6, 4, requires_grad=True)
-    out = functional.avg_pool2d(x, 2)
-    grad = torch.randn_like(out)
-    out.backward(grad)
+    grad = passed_back(functional.avg_pool2d(x, 2))
     torch.testing.assert_close(avg_pool_backward(grad, x, [2, 2], [], [0, 0], False, True, None), x.grad)
 
 
