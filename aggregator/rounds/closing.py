@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from aggregator.numerics.backend import cosine_matrix
-from aggregator.numerics.rows import drop_pages
+from aggregator.numerics.rows import read_once
 from aggregator.rounds.screening import Levels, Screened, screen
 from aggregator.rounds.standstill import RoundFacts, Standstill, observe, observed
 from aggregator.rounds.summed import OpenedSum
@@ -27,7 +27,6 @@ from aggregator.rounds.suspects import Cells
 from aggregator.strategies.base import ClientUpdate, Event, Outcome, Parts, RoundPlan, Strategy, of_one_round
 from aggregator.strategies.robust import RobustMean, Standings
 from shoal.protocol.documents import RunPlan
-from shoal.types import Float32Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +165,6 @@ def sampled_cosines(updates: Sequence[ClientUpdate], clusters: Mapping[str, int]
     if len(chosen) < 2:
         return None
     step = -(-len(chosen[0].row) // MOST_COORDINATES)
-    cosines = cosine_matrix([_every(u.row, step) for u in chosen])
+    cosines = cosine_matrix([row[::step].copy() for row in read_once([u.row for u in chosen])])
     above = np.rint(100 * cosines[np.triu_indices(len(chosen), 1)]).astype(np.int8)
     return Cosines(tuple(u.device for u in chosen), base64.b64encode(above.tobytes()).decode())
-
-
-def _every(row: Float32Vector, step: int) -> Float32Vector:
-    """Return every ``step``-th coordinate, in one piece."""
-    found = row[::step].copy()
-    drop_pages([row])
-    return found
