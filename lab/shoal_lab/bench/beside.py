@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from shoal.simulation.process_fleet import Stage, cpu_seconds
 from shoal.transport.local_broker import BrokerProcess, answers, free_port
 from shoal.util.console import counted, mask_words
+from shoal.util.process import small_heap
 from shoal_lab.bench import rounds as bench
 from shoal_lab.bench.numerics.kernels import Bench
 from shoal_lab.bench.privacy.benchmark import cost, measure_seal
@@ -137,6 +138,7 @@ def measure(
         StageError: a process ended.
     """
     bundle, origins = bench.make_task()
+    small_heap()  # a device's: without it a mask alone costs more page faults than time to compute
     parts = parts_of(devices, mode, origins[0].size)  # which also finds the mode, before anything is installed
     command = [
         str(install_peer("flower-fleet", progress)),
@@ -152,8 +154,10 @@ def measure(
         for pair in range(1, pairs + 1):
             # Backwards in every other pair, so that what slowly changes on the machine favours no system.
             rows.append({name: watch(systems[name], rounds) for name in sorted(systems, reverse=pair % 2 == 1)})
-            times = ", ".join(f"{name} {rows[-1][name]['cpu_ms']:.0f}" for name in systems)
-            progress(f"pair {pair} of {pairs}: CPU ms a round: {times}")
+            progress(
+                f"pair {pair} of {pairs}: CPU ms a round: "
+                + ", ".join(f"{name} {rows[-1][name]['cpu_ms']:.0f}" for name in systems)
+            )
         syncs = {name: count_syncs(start, rounds, Path(folder) / name) for name, start in systems.items()}
         parts["training"] = 1e3 * devices * bench.training_seconds(bundle, origins[0], data[0])
     found = summary(rows, syncs)
@@ -174,9 +178,8 @@ def watch(start: Start, rounds: int) -> dict[str, float]:
     with start() as (stage, broker, _):
         begin, end = _window(stage, broker, rounds)
         at, devices, servers, written = (end - begin)[1:] / (end - begin)[0]
-        device = max(stage.programs[name].peak_rss_mb() for name in stage.devices)
-        server = stage.programs[SERVER].peak_rss_mb()
-    found = (1e3 * (devices + servers), 1e3 * devices, 1e3 * at, device, server, written)
+        memory = [stage.programs[name].peak_rss_mb() for name in (SERVER, *stage.devices)]
+    found = (1e3 * (devices + servers), 1e3 * devices, 1e3 * at, max(memory[1:]), memory[0], written)
     return {name: float(f"{value:.4g}") for name, value in zip(FIGURES, found, strict=False) if not np.isnan(value)}
 
 
