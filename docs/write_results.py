@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from shoal_lab.bench import poison
 from shoal_lab.bench.load import soak
 from shoal_lab.bench.load import table as load_table
-from shoal_lab.bench.poison import page as poison_page
 from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
 
 from shoal.report import record
@@ -158,7 +158,7 @@ def pages() -> dict[Path, str]:
         (PAGE, WILD, kinds_table(wild)),
         (PAGE, ROUND, rounds()),
         (CHOICE_PAGE, CHOICE, choice_table(wild)),
-        (POISON_PAGE, POISON, poison_page.block()),
+        (POISON_PAGE, POISON, poison.block()),
         (LOADS_PAGE, LOADS, load_table.block()),
         (ZOO_PAGE, ZOO, models()),
     ):

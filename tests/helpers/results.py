@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from shoal_lab.experiments.common.experiment import Result
+from shoal_lab.experiments.common.experiment import Options, Study
 
 
 def result(**changes):
     """Return a result with sound values, some of them changed."""
     made = {
-        "experiment": "toy",
-        "algorithm": "fedavg",
         "accuracy": 91.5,
         "clusters": 2,
-        "rounds": 3,
         "cpu_seconds_per_round": 0.25,
-        "published": 90.0,
         "history": [{"round": 1, "accuracy": 50.0, "loss": 1.0, "purity": 0.5}],
-        "parameters": {"lr": 0.1},
     }
-    return Result(**{**made, **changes})
+    options = Options(algorithm="fedavg", rounds=3)
+    return Study("toy", "", "", ("fedavg",), {"fedavg": 90.0}).result(options, {"lr": 0.1}, **{**made, **changes})

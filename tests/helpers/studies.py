@@ -12,4 +12,4 @@ def run(name: str, data_dir: Any = None, *, settings: dict[str, Any] | None = No
     """Return the data of one run of a study, with a permutation as the mask unless another is asked."""
     given = {key: str(value) for key, value in (settings or {}).items()}
     chosen = Options(data_dir=data_dir, settings=given, **{"mask": "permutation", **options})
-    return registry.find(name).run(chosen, Quiet()).data()
+    return registry.find(name).run(chosen, Quiet())

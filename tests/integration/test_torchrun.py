@@ -57,7 +57,7 @@ def test_two_ranks_give_one_result(tmp_path, settings):
     for found in results:
         alone = STUDY.run(
             Options(algorithm=found["algorithm"], rounds=6, mask="permutation", settings=settings), Quiet()
-        ).data()
+        )
         assert found.pop("world") == 2
         assert found.keys() == alone.keys()
         for name, theta in alone["models"].items():
@@ -193,7 +193,7 @@ def test_checkpoint_fits_other_ranks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
     path = tmp_path / "run.npz"
-    whole = STUDY.run(Options(algorithm="ifca", rounds=6, mask="permutation"), Quiet()).data()
+    whole = STUDY.run(Options(algorithm="ifca", rounds=6, mask="permutation"), Quiet())
 
     class Interrupts(Quiet):
         def round(self, _algorithm, done, _total, _record):

@@ -223,9 +223,9 @@ def bench_poison(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of MNIST's files.", file_okay=False)] = None,
 ) -> Report:
     """Let three of ten devices attack, or up to three of twenty, and compare the honest ones under each robust rule."""
-    from shoal_lab.bench.poison import benchmark, page
+    from shoal_lab.bench import poison
 
-    found = benchmark.measure(
+    found = poison.measure(
         attacks=attack or (),
         rules=rule or (),
         data=data or (),
@@ -234,7 +234,7 @@ def bench_poison(
         data_dir=data_dir,
         progress=note,
     )
-    return Report(found, lambda document: page.lines(document["rows"]))
+    return Report(found, lambda document: poison.lines(document["rows"]))
 
 
 @_bench

@@ -14,7 +14,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -35,30 +34,16 @@ SETTLE_S: Final = 1.0
 _POLL_S: Final = 0.002
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start of a device.
-
-    Attributes:
-        update_s: seconds until a round with the device's update was closed.
-        loss_s: seconds until the device had its first loss.
-        loss_cpu_s: CPU seconds of the device's program until then.
-    """
-
-    update_s: float
-    loss_s: float
-    loss_cpu_s: float
+Start = tuple[float, float, float]
+"""Seconds until a round with the device's update was closed, seconds until its first loss, and its program's CPU until then."""
 
 
 def figures(first: Sequence[Start], again: Sequence[Start], broker: str) -> dict[str, Any]:
     """Return each time of each start, and their medians: of the starts without the run on the device's disk, and with it."""
     found: dict[str, Any] = {}
     for kind, starts in (("first", first), ("again", again)):
-        for name, values in (
-            (f"seconds_{kind}", [start.update_s for start in starts]),
-            (f"seconds_to_loss_{kind}", [start.loss_s for start in starts]),
-            (f"cpu_seconds_to_loss_{kind}", [start.loss_cpu_s for start in starts]),
-        ):
+        names = (f"seconds_{kind}", f"seconds_to_loss_{kind}", f"cpu_seconds_to_loss_{kind}")
+        for name, values in zip(names, map(list, zip(*starts, strict=True)), strict=True):
             found |= {f"{name}_median": median(values), name: values}
     return {**found, "starts": len(first), "broker": broker}
 
@@ -112,7 +97,7 @@ def _start(stage: Stage, run: int, source: Path) -> Start:
     loss_s = _wait(lambda: _losses(stage) > losses, began_s, "no loss was logged", program)
     loss_cpu_s = program.cpu_s()
     update_s = _wait(lambda: stage.closed(run) > rounds, began_s, "no round was closed", program)
-    return Start(update_s, loss_s, loss_cpu_s)
+    return update_s, loss_s, loss_cpu_s
 
 
 def _losses(stage: Stage) -> int:

@@ -202,7 +202,7 @@ def _run(
     with torchrun_ranks() as ranks, limited_threads(options.threads), progress_of(ranks.rank) as progress:
         for name in algorithms:
             result = chosen.run(replace(options, algorithm=name), progress)
-            results.append(result.data() | ({"world": ranks.world} if _torchrun() else {}))
+            results.append(result | ({"world": ranks.world} if _torchrun() else {}))
             if save is not None:
                 kept = _done(record.save, save, _document(chosen, results, len(algorithms) > 1))
     return results, kept

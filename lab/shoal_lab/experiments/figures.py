@@ -14,7 +14,7 @@ Data = Mapping[str, Any]
 
 
 def plot(results: Sequence[Data], path: Path, figure: str) -> None:
-    """Draw results of one experiment (in the form of `Result.data`) as a figure of kind ``figure``.
+    """Draw results of one experiment (in the form of `Study.result`) as a figure of kind ``figure``.
 
     Raises:
         UsageError: there is no such kind, no such format, or nothing to draw.

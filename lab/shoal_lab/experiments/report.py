@@ -41,7 +41,7 @@ def _figures(record: Mapping[str, Any] | None) -> str:
 
 
 def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of results (in the form of `Result.data`), and below it each result's other figures."""
+    """Print a table of results (in the form of `Study.result`), and below it each result's other figures."""
     say(title)
     say()
     if all("personal_mean" in r for r in results):

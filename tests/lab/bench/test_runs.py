@@ -77,9 +77,9 @@ class FakeStage:
 def test_a_start_ends_with_a_closed_round(monkeypatch, tmp_path, missing, words):
     """A device that does nothing is an error with its log."""
     monkeypatch.setattr(starts, "SETTLE_S", 0.0)
-    start = starts._start(FakeStage(tmp_path), 1, tmp_path)
-    assert 0 < start.loss_s <= start.update_s < starts.WITHIN_S
-    assert start.loss_cpu_s == 0.25
+    update_s, loss_s, loss_cpu_s = starts._start(FakeStage(tmp_path), 1, tmp_path)
+    assert 0 < loss_s <= update_s < starts.WITHIN_S
+    assert loss_cpu_s == 0.25
     monkeypatch.setattr(starts, "WITHIN_S", 0.0)
     with pytest.raises(StageError, match=f"(?s){words}.*its last words"):
         starts._start(FakeStage(tmp_path, **{missing: False}), 1, tmp_path)

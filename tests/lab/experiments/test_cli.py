@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 from shoal_lab.experiments import cli, figures, registry
-from shoal_lab.experiments.common.experiment import Result, Study
+from shoal_lab.experiments.common.experiment import Study
 
 from shoal.errors import ConfigError, UsageError
 from shoal.report import plot as plots
@@ -24,11 +24,11 @@ class Toy:
         self.ran = []
         self.broken = ()
 
-    def __call__(self, _study, options, _progress):
+    def __call__(self, study, options, _progress):
         self.ran.append(options)
         if options.algorithm in self.broken:
             raise ConfigError("broken")
-        return Result("toy", options.algorithm, 50.0, 2, 3, 0.01, 95.0, [], {"seed": options.seed})
+        return study.result(options, accuracy=50.0, clusters=2, rounds=3, cpu_seconds_per_round=0.01, history=[])
 
 
 def toy_study(runner, **changes):

@@ -35,8 +35,7 @@ from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
 from shoal.simulation.engine.metrics import adjusted_rand
 from shoal.types import Float32Vector, MaskedVector
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import CLASSES, Lab
+from shoal_lab.bench.attacks.lab import CLASSES, Attack, Lab, Result
 from shoal_lab.loopback.fleet import LoopbackFleet
 from shoal_lab.loopback.transport import Hop, Passage
 

@@ -18,8 +18,20 @@ from crypto.mask.masking import mask
 from shoal.owner.task_compiler.builtin import build
 from shoal.protocol.recipe import LocalTraining
 from shoal.types import Float32Vector
-from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Picture, Result, auc, cosine, picture, psnr_db
-from shoal_lab.bench.attacks.lab import CLASSES, LR, Images, Lab
+from shoal_lab.bench.attacks.lab import (
+    CLASSES,
+    DB_MARGIN,
+    LR,
+    Attack,
+    Images,
+    Lab,
+    Picture,
+    Result,
+    auc,
+    cosine,
+    picture,
+    psnr_db,
+)
 
 BATCH: Final = 32
 CLASSES_PRESENT: Final = 5

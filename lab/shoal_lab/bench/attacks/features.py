@@ -29,8 +29,7 @@ from crypto.mask.hadamard import MAX_BLOCK_BITS
 from crypto.mask.masking import mask
 from edge_client.learning.statistics import statistics_of
 from shoal.task.data_declaration import DataDeclaration
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import Lab
+from shoal_lab.bench.attacks.lab import Attack, Lab, Result
 
 Rows = NDArray[np.float64]
 SWEEPS: Final = 6

@@ -10,9 +10,25 @@ from numpy.typing import NDArray
 from crypto.mask.masking import unmask
 from edge_client.learning.update import LOSS_DECIMALS
 from shoal.types import Float32Vector, MaskedVector
-from shoal_lab.bench.attacks.base import DB_MARGIN, Attack, Result, balanced_accuracy, picture, psnr_db, share_recovered
 from shoal_lab.bench.attacks.contents import read_rows
-from shoal_lab.bench.attacks.lab import LIFETIMES, LR, ONE_EPOCH, FleetKeys, Images, Lab, Lifetime, device_model, spiked
+from shoal_lab.bench.attacks.lab import (
+    DB_MARGIN,
+    LIFETIMES,
+    LR,
+    ONE_EPOCH,
+    Attack,
+    FleetKeys,
+    Images,
+    Lab,
+    Lifetime,
+    Result,
+    balanced_accuracy,
+    device_model,
+    picture,
+    psnr_db,
+    share_recovered,
+    spiked,
+)
 from shoal_lab.bench.attacks.places import forest, of_each
 
 FORGES_MEANS: Final = (

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from edge_client.learning.norm_noise import noise_factor
 from edge_client.learning.update import LOSS_DECIMALS
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, ONE_STEP, Images, Lab
+from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, ONE_STEP, Attack, Images, Lab, Result
 from shoal_lab.bench.attacks.places import fleet_run
 
 SKEWED: Final = "aggregator with the clear initial model and data of the same kind; each device has mostly one class"

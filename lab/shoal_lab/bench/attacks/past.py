@@ -44,7 +44,6 @@ from shoal.protocol.recipe import Recipe
 from shoal.protocol.topics import TopicKind, parse
 from shoal.simulation.process_fleet import Stage
 from shoal.types import Float32Vector, MaskedVector
-from shoal_lab.bench.attacks.base import Attack, Result, cosine
 from shoal_lab.bench.attacks.broker import (
     Masking,
     SeenUpload,
@@ -54,7 +53,7 @@ from shoal_lab.bench.attacks.broker import (
     recorded_uploads,
     watched_masking,
 )
-from shoal_lab.bench.attacks.lab import ONE_EPOCH, Lab
+from shoal_lab.bench.attacks.lab import ONE_EPOCH, Attack, Lab, Result, cosine
 from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
 from shoal_lab.loopback.transport import Hop, LoopbackBroker, LoopbackTransport, Passage
 

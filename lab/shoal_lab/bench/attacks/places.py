@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.types import Float32Vector
-from shoal_lab.bench.attacks.base import Attack, Result, balanced_accuracy, cosine
-from shoal_lab.bench.attacks.lab import ONE_EPOCH, Images, Keeps, Lab
+from shoal_lab.bench.attacks.lab import ONE_EPOCH, Attack, Images, Keeps, Lab, Result, balanced_accuracy, cosine
 
 DEVICES: Final = 10
 SAMPLES: Final = 80

@@ -26,8 +26,7 @@ from shoal.owner.runs.plan import most_summed
 from shoal.protocol.cells import LEAST_CHANGE
 from shoal.protocol.recipe import DEFAULTS
 from shoal.types import Float32Vector
-from shoal_lab.bench.attacks.base import Result, cosine
-from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab
+from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab, Result, cosine
 
 MODE: Final = "sums"
 """Stands for a mask mode in the report; the mask under the pads is a rotation."""

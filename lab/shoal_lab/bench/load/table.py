@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -40,16 +41,15 @@ def command_of(model: str, algorithm: str, devices: int) -> tuple[str, ...]:
 
 def block() -> str:
     """Return the table: a line for each fleet with a saved result."""
-    heads = f"| model | algorithm | {' | '.join(HEADINGS.values())} | not a fleet's default |"
-    lines = [heads, "|---" * (len(HEADINGS) + 3) + "|"]
     kept = {record.key_of(run): run["data"] for run in record.read_lines(ROOT / FILE)}
-    for model, sizes in FLEETS.items():
-        for algorithm in ALGORITHMS:
-            for devices in sizes:
-                if (data := kept.get(command_of(model, algorithm, devices))) is not None:
-                    cells = " | ".join(_cell(data, name) for name in HEADINGS)
-                    lines.append(f"| [{model}](../{FILE}) | {algorithm} | {cells} | {UNLIKE} |")
-    return "\n".join(lines)
+    rows = [
+        f"| [{model}](../{FILE}) | {algorithm} | {' | '.join(_cell(data, name) for name in HEADINGS)} | {UNLIKE} |"
+        for model, sizes in FLEETS.items()
+        for algorithm, devices in itertools.product(ALGORITHMS, sizes)
+        if (data := kept.get(command_of(model, algorithm, devices))) is not None
+    ]
+    head = f"| model | algorithm | {' | '.join(HEADINGS.values())} | not a fleet's default |"
+    return "\n".join([head, "|---" * (len(HEADINGS) + 3) + "|", *rows])
 
 
 def _cell(data: Mapping[str, Any], name: str) -> str:

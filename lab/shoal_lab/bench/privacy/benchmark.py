@@ -35,8 +35,7 @@ from shoal.protocol.channels import UPLOAD
 from shoal.protocol.recipe import DEFAULTS
 from shoal.types import MaskedVector, Segment
 from shoal_lab.bench.attacks import broker, contents, features, insiders, invariants, past, places, sums
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Images, Lab, make_lab
+from shoal_lab.bench.attacks.lab import CLASSES, ONE_EPOCH, Attack, Images, Lab, Result, make_lab
 from shoal_lab.bench.attacks.structure import coordinates, images, linking
 from shoal_lab.bench.attacks.sums import words_of
 from shoal_lab.bench.numerics.kernels import Bench, one_thread

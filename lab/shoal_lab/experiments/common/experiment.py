@@ -162,61 +162,8 @@ class Quiet:
         """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of one algorithm in one experiment.
-
-    Attributes:
-        experiment: the experiment's id.
-        algorithm: the algorithm's name.
-        accuracy: percent, by the paper's protocol; None if the paper measures something else.
-        clusters: number of clusters at the end.
-        rounds: number of rounds with training.
-        cpu_seconds_per_round: CPU time of this process.
-        published: the paper's figure for this algorithm, or a mapping of several; None if absent.
-        history: a mapping for each round or point, with round, accuracy, loss and purity if they were measured.
-        parameters: every parameter that affects the result, so that it can be reproduced.
-        accuracy_last: percent after the last round, if the protocol takes the maximum.
-        purity: of the clusters against the hidden groups, in [0, 1]; None if the groups are unknown.
-        ari: adjusted Rand index of the clusters against the hidden groups, in [-1, 1]; None if the groups are unknown.
-        extra: further data: gap, success, perplexity, discrepancy, splits, population.
-    """
-
-    experiment: str
-    algorithm: str
-    accuracy: float | None
-    clusters: int
-    rounds: int
-    cpu_seconds_per_round: float
-    published: Any
-    history: Sequence[Mapping[str, Any]]
-    parameters: Mapping[str, Any]
-    accuracy_last: float | None = None
-    purity: float | None = None
-    ari: float | None = None
-    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-
-    def data(self) -> dict[str, Any]:
-        """Return the JSON object of ``shoal simulate --json``; values that aren't finite become null."""
-        accuracy_last = {} if self.accuracy_last is None else {"accuracy_last": self.accuracy_last}
-        fixed = {
-            "experiment": self.experiment,
-            "algorithm": self.algorithm,
-            "accuracy": self.accuracy,
-            **accuracy_last,
-            "purity": self.purity,
-            "ari": self.ari,
-            "clusters": self.clusters,
-            "rounds": self.rounds,
-            "cpu_seconds_per_round": self.cpu_seconds_per_round,
-            "published": self.published,
-        }
-        clash = fixed.keys() & self.extra.keys()
-        if clash:
-            raise ValueError(f"extra values would hide {sorted(clash)}")
-        # In this order, the long values come last.
-        data: dict[str, Any] = as_json({**fixed, **self.extra, "parameters": self.parameters, "history": self.history})
-        return data
+Result = dict[str, Any]
+"""The JSON object of ``shoal simulate --json``, see `Study.result`."""
 
 
 def as_json(value: Any) -> Any:
@@ -290,20 +237,57 @@ class Study:
         result: Result = runner(self, self.resolved(options), progress)
         return result
 
-    def result(self, options: Options, parameters: Mapping[str, Any] = _NOTHING, **figures: Any) -> Result:
-        """Return a result of this study with its ``figures``, beside the published one.
+    def result(
+        self,
+        options: Options,
+        parameters: Mapping[str, Any] = _NOTHING,
+        *,
+        accuracy: float | None,
+        clusters: int,
+        cpu_seconds_per_round: float,
+        history: Sequence[Mapping[str, Any]],
+        rounds: int | None = None,
+        accuracy_last: float | None = None,
+        purity: float | None = None,
+        ari: float | None = None,
+        extra: Mapping[str, Any] = _NOTHING,
+    ) -> Result:
+        """Return the result of one algorithm, beside the published one; values that aren't finite become null.
 
         Args:
             options: the run's, which the result holds as parameters.
             parameters: more of them, or others in their place.
-            figures: the other fields of `Result`.
+            accuracy: percent, by the paper's protocol; None if the paper measures something else.
+            clusters: number of clusters at the end.
+            cpu_seconds_per_round: CPU time of this process.
+            history: a mapping for each round or point, with round, accuracy, loss and purity if they were measured.
+            rounds: number of rounds with training; the options' if None.
+            accuracy_last: percent after the last round, if the protocol takes the maximum.
+            purity: of the clusters against the hidden groups, in [0, 1]; None if the groups are unknown.
+            ari: adjusted Rand index of the clusters against the hidden groups, in [-1, 1]; None if the groups are unknown.
+            extra: further data: gap, success, perplexity, discrepancy, splits, population.
         """
         every = {**options.parameters(), **parameters}
         published = self.published.get(options.algorithm)
         if self.published_by and isinstance(published, Mapping):
             published = published.get(str(every[self.published_by]), published)
-        fixed = {"experiment": self.id, "algorithm": options.algorithm, "published": published, "parameters": every}
-        return Result(**{"rounds": options.rounds or 0, **fixed, **figures})
+        fixed = {
+            "experiment": self.id,
+            "algorithm": options.algorithm,
+            "accuracy": accuracy,
+            **({} if accuracy_last is None else {"accuracy_last": accuracy_last}),
+            "purity": purity,
+            "ari": ari,
+            "clusters": clusters,
+            "rounds": (options.rounds or 0) if rounds is None else rounds,
+            "cpu_seconds_per_round": cpu_seconds_per_round,
+            "published": published,
+        }
+        if clash := fixed.keys() & extra.keys():
+            raise ValueError(f"extra values would hide {sorted(clash)}")
+        # In this order, the long values come last.
+        result: Result = as_json({**fixed, **extra, "parameters": every, "history": history})
+        return result
 
     def resolved(self, options: Options) -> Options:
         """Return the options with the study's defaults, its own values apart from the strategy's settings.

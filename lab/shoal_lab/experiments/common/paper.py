@@ -32,7 +32,7 @@ def unlike_a_fleet(parameters: Mapping[str, Any]) -> str:
     """Return the options of a paper's run that are not a fleet's defaults, as text for the row of a table.
 
     Args:
-        parameters: of the result (`Result.parameters`); ``mask`` and ``weighting`` are read.
+        parameters: of the result; ``mask`` and ``weighting`` are read.
     """
     texts = [PAPER_TEXT]
     if parameters.get("weighting", DEFAULTS.weighting) != DEFAULTS.weighting:

@@ -98,23 +98,6 @@ CURVES: Final[Mapping[str, Curve]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One trial.
-
-    Attributes:
-        best: least mean distance of all starts that were run; success: whether it is within 0.6 sigma.
-        starts: first models that were tried; steps: iterations of all starts and step sizes together.
-        purity: of the best start's clusters.
-    """
-
-    best: float
-    success: bool
-    starts: int
-    steps: int
-    purity: float
-
-
 def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float], Point]]:
     """Yield each point of a curve, line by line: its R, sigma, m and n, and the `Point` to draw mixtures from."""
     along, across = curve.grids[options.grid]
@@ -142,7 +125,7 @@ def points_of(curve: Curve, options: Options) -> Iterator[tuple[dict[str, float]
             yield {"R": at["R"], "sigma": at["sigma"], "m": m, "n": n}, point
 
 
-def run_trial(point: Point, number: int, options: Options) -> Trial:
+def run_trial(point: Point, number: int, options: Options) -> dict[str, Any]:
     """Run trial ``number`` of a point until its first success or until no start is left."""
     most = options.values["starts"]
     mixture = make_mixture(point, (options.seed, number), options.device)
@@ -170,7 +153,7 @@ def run_trial(point: Point, number: int, options: Options) -> Trial:
             pure = purity(endings.choices[least].tolist(), mixture.groups.tolist())
         if best <= threshold:
             break
-    return Trial(best, best <= threshold, begun, steps, pure)
+    return {"best": best, "success": best <= threshold, "starts": begun, "steps": steps, "purity": pure}
 
 
 def _batches(starts: int) -> Iterator[int]:
@@ -252,8 +235,8 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
             for number in range(trials[name]):
                 results.append(run_trial(point, number, options))
                 done += 1
-                progress.round("ifca", done, total, {"curve": name, **at, "success": results[-1].success})
-            steps += sum(t.steps for t in results)
+                progress.round("ifca", done, total, {"curve": name, **at, "success": results[-1]["success"]})
+            steps += sum(t["steps"] for t in results)
             measured.append({**at, **_summary(results)})
             history.append({"round": len(history) + 1, "curve": name, **measured[-1]})
         success[name] = {
@@ -288,15 +271,15 @@ def _trials(k: int, grid: str) -> int:
     return PAPER_TRIALS if grid == "paper" else DEFAULT_TRIALS[k]
 
 
-def _summary(results: list[Trial]) -> dict[str, float]:
-    wins = sum(t.success for t in results)
+def _summary(results: list[dict[str, Any]]) -> dict[str, float]:
+    total = {name: sum(t[name] for t in results) for name in ("success", "purity", "starts")}
     return {
         "trials": len(results),
-        "successes": wins,
-        "probability": wins / len(results),
-        "best": min(t.best for t in results),
-        "purity": sum(t.purity for t in results) / len(results),
-        "starts": sum(t.starts for t in results),
+        "successes": total["success"],
+        "probability": total["success"] / len(results),
+        "best": min(t["best"] for t in results),
+        "purity": total["purity"] / len(results),
+        "starts": total["starts"],
     }
 
 

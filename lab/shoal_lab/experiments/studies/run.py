@@ -204,7 +204,7 @@ class Measure(Protocol):
         """Return the figures of the last measured round."""
 
     def figures(self, done: SimResult) -> dict[str, Any]:
-        """Return the fields of `Result` that are measured."""
+        """Return the arguments of `Study.result` that are measured."""
 
 
 MEASURES: Final[Mapping[str, Callable[[Options, Task, Mapping[str, Any]], Measure]]] = {
@@ -345,18 +345,18 @@ def heterogeneity(study: Study, options: Options, progress: Progress) -> Result:
         {"round": rows[0]["round"], "accuracy": None, "loss": None, "purity": None}
         | {f"accuracy_{c}": row["accuracy"] for c, row in zip(runs, rows, strict=True)}
         | {f"discrepancy_{c}": row.get("discrepancy_after") for c, row in zip(runs, rows, strict=True)}
-        for rows in zip(*(one.history for one in runs.values()), strict=True)
+        for rows in zip(*(one["history"] for one in runs.values()), strict=True)
     ]
     return study.result(
         options,
-        {**next(iter(runs.values())).parameters, "classes": list(runs)},
+        {**next(iter(runs.values()))["parameters"], "classes": list(runs)},
         accuracy=None,
         clusters=1,
-        cpu_seconds_per_round=sum(r.cpu_seconds_per_round for r in runs.values()) / len(runs),
+        cpu_seconds_per_round=sum(r["cpu_seconds_per_round"] for r in runs.values()) / len(runs),
         history=history,
         extra={
-            "classes": {c: figures(one.history) for c, one in runs.items()},
-            "populations": {c: one.extra["population"] for c, one in runs.items()},
+            "classes": {c: figures(one["history"]) for c, one in runs.items()},
+            "populations": {c: one["population"] for c, one in runs.items()},
             "panels": _panels(history, tuple(runs)),
         },
     )

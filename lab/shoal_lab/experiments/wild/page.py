@@ -145,10 +145,12 @@ def _kinds(
 
 def kinds_table(results: Mapping[str, Runs]) -> str:
     """Return the mean accuracy with the finish over the fleets of each kind, as docs/results.md has it: see `_kinds`."""
-    lines = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
-    for title, fleets, means, _ in _kinds(results, tuple(COLUMNS)):
-        lines.append(f"| {title} | {fleets} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
-    return "\n".join(lines)
+    rows = [
+        f"| {title} | {fleets} | {' | '.join(f'{mean:.1f}' for mean in means)} |"
+        for title, fleets, means, _ in _kinds(results, tuple(COLUMNS))
+    ]
+    head = [f"| kind of fleet | fleets | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    return "\n".join([*head, *rows])
 
 
 def choice_table(results: Mapping[str, Runs]) -> str:
@@ -164,12 +166,13 @@ def choice_table(results: Mapping[str, Runs]) -> str:
 
 def misses_table(results: Mapping[str, Runs]) -> str:
     """Return the table of the fleets on which CFL, IFCA or FedGroup are worse than they should be, and by how much."""
-    lines = ["| fleet | strategy | worse than it should be |", "|---|---|---|"]
-    for name, runs in results.items():
-        for strategy in ("cfl", "ifca", "fedgroup"):
-            if found := list(misses(SCENARIOS[name], runs, strategy)):
-                lines.append(f"| `{name}` | {COLUMNS[strategy]} | {'; '.join(found)} |")
-    return "\n".join(lines)
+    rows = [
+        f"| `{name}` | {COLUMNS[strategy]} | {'; '.join(found)} |"
+        for name, runs in results.items()
+        for strategy in FINDS_NUMBER
+        if (found := list(misses(SCENARIOS[name], runs, strategy)))
+    ]
+    return "\n".join(["| fleet | strategy | worse than it should be |", "|---|---|---|", *rows])
 
 
 def misses(scenario: Scenario, runs: Runs, strategy: str) -> Iterator[str]:

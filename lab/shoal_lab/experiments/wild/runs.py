@@ -190,36 +190,23 @@ def _true_groups(fleet: Fleet, chosen: Recipe, participation: float, rounds: int
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """Figures of all devices, shape (devices,).
-
-    Attributes:
-        plain: by the cluster's model; own: after the personal finish, with its ``choices``.
-        clusters: number of the model that each device takes.
-    """
-
-    plain: NDArray[np.float64]
-    own: NDArray[np.float64]
-    choices: tuple[str, ...]
-    clusters: NDArray[np.int64]
-
-    def spread(self, of: NDArray[np.bool_], kind: str) -> dict[str, float]:
-        """Return the mean over some devices and the worst of them, with and without the finish."""
-        figures: dict[str, Callable[..., Any]] = {"mean": np.mean, "worst": np.max if kind == "regression" else np.min}
-        devices = {"": self.plain[of], "personal_": self.own[of]}
-        return {
-            f"{name}{what}": float(figure(values))
-            for name, values in devices.items()
-            for what, figure in figures.items()
-        }
+def _spread(figures: Mapping[str, NDArray[np.float64]], of: NDArray[np.bool_], kind: str) -> dict[str, float]:
+    """Return the mean over some devices and the worst of them, of each of the figures by prefix."""
+    measures: dict[str, Callable[..., Any]] = {"mean": np.mean, "worst": np.max if kind == "regression" else np.min}
+    return {
+        f"{name}{what}": float(measure(values[of]))
+        for name, values in figures.items()
+        for what, measure in measures.items()
+    }
 
 
-def _measure(parts: Sequence[_Part], fleet: Fleet, seed: int) -> _Measured:
+def _measure(
+    parts: Sequence[_Part], fleet: Fleet, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str], NDArray[np.int64]]:
+    """Return each device's figure by its cluster's model, the one after the personal finish, its choice there, and its model."""
     count, kind = len(fleet.population), fleet.network.kind
     fresh = drawn_start(fleet.network, origins(fleet.network, 1, seed)[0], seed)
-    plain, own = np.empty(count), np.empty(count)
-    clusters = np.empty(count, np.int64)
+    plain, own, clusters = np.empty(count), np.empty(count), np.empty(count, np.int64)
     choices = [""] * count
     for number, (_, places, ended) in enumerate(parts):
         workforce, round_ = ended.done.workforce, ended.done.all_rounds + 1
@@ -230,7 +217,7 @@ def _measure(parts: Sequence[_Part], fleet: Fleet, seed: int) -> _Measured:
         clusters[places] = ended.models if len(parts) == 1 else number
         for place, choice in zip(places, finished.choices, strict=True):
             choices[int(place)] = choice
-    return _Measured(plain, own, tuple(choices), clusters)
+    return plain, own, choices, clusters
 
 
 def _figures(found: Personal, kind: str) -> NDArray[np.float64]:
@@ -240,8 +227,8 @@ def _figures(found: Personal, kind: str) -> NDArray[np.float64]:
 
 def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part], chosen: Recipe) -> Result:
     kind, algorithm = fleet.network.kind, options.algorithm
-    found = _measure(parts, fleet, options.seed)
-    groups = fleet.last.groups
+    plain, own, choices, clusters = _measure(parts, fleet, options.seed)
+    groups, figures = fleet.last.groups, {"": plain, "personal_": own}
     assert groups is not None
     # Faulty devices stay in the population's first data: fleets with faults do not change.
     sound = np.array([group != scenarios.NO_GROUP for group in groups])
@@ -250,22 +237,20 @@ def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part]
         "strategy": algorithm,
         "seed": options.seed,
         "measure": "squared error" if kind == "regression" else "accuracy",
-        **found.spread(np.full(len(groups), True), kind),
+        **_spread(figures, np.full(len(groups), True), kind),
     }
     if not sound.all():
-        extra["sound"] = found.spread(sound, kind)
+        extra["sound"] = _spread(figures, sound, kind)
     events = [event for _, _, ended in parts for event in ended.done.events] if algorithm != TRUE_GROUPS else []
     extra |= {
         "standing_still": sum(ended.still for _, _, ended in parts),
-        "choices": dict(sorted(Counter(found.choices).items())),
-        "of_groups": {
-            str(group): float(found.plain[np.array(groups) == group].mean()) for group in sorted(set(groups))
-        },
+        "choices": dict(sorted(Counter(choices).items())),
+        "of_groups": {str(group): float(plain[np.array(groups) == group].mean()) for group in sorted(set(groups))},
         "events": _events(events),
-        "by_device": {"groups": groups, "plain": found.plain.round(3), "personal": found.own.round(3)},
+        "by_device": {"groups": groups, "plain": plain.round(3), "personal": own.round(3)},
     }
     scenario = scenarios.find(options.scenario or "")
-    labels, truth = found.clusters[sound].tolist(), np.array(groups)[sound].tolist()
+    labels, truth = clusters[sound].tolist(), np.array(groups)[sound].tolist()
     shares = {"train": fleet.population.train, "validation": fleet.population.validation, "test": fleet.population.test}
     return study.result(
         options,

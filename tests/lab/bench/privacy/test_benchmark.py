@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from shoal_lab.bench.attacks.base import Picture, Result
+from shoal_lab.bench.attacks.lab import Picture, Result
 from shoal_lab.bench.privacy.benchmark import mode_report, page, png, rows_of, shown, verdict, words
 
 SQUARE = np.linspace(0, 1, 9, dtype=np.float32).reshape(3, 3)

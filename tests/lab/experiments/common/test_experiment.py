@@ -14,24 +14,24 @@ from tests.helpers.results import result
 
 def test_the_interface_is_the_fixed_one():
     """The names that a reader of --json relies on, in every result."""
-    data = result(purity=1.0, ari=0.9).data()
+    data = result(purity=1.0, ari=0.9)
     fixed = ["experiment", "algorithm", "accuracy", "purity", "ari", "clusters", "rounds", "cpu_seconds_per_round"]
     assert {*fixed, "published", "history"} <= set(data)
     assert (data["accuracy"], data["purity"], data["ari"], data["published"]) == (91.5, 1.0, 0.9, 90.0)
     assert "accuracy_last" not in data
-    assert result(accuracy_last=88.0).data()["accuracy_last"] == 88.0
+    assert result(accuracy_last=88.0)["accuracy_last"] == 88.0
 
 
 def test_extras_hide_no_fixed_name():
-    assert result(extra={"gap": 0.3}).data()["gap"] == 0.3
+    assert result(extra={"gap": 0.3})["gap"] == 0.3
     with pytest.raises(ValueError, match="purity"):
-        result(extra={"purity": 0.3}).data()
+        result(extra={"purity": 0.3})
 
 
 def test_numpys_values_become_json():
     """A result is always one JSON object, for any values of an experiment."""
     odd = {"a": np.float32(0.5), "b": np.arange(2), "c": float("nan"), "d": (1, np.int64(2)), 3: np.bool_(True)}
-    data = result(extra={"odd": odd}, accuracy=np.float64("inf")).data()
+    data = result(extra={"odd": odd}, accuracy=np.float64("inf"))
     assert data["odd"] == {"a": 0.5, "b": [0, 1], "c": None, "d": [1, 2], "3": True}
     assert data["accuracy"] is None
     json.dumps(data, allow_nan=False)
@@ -76,7 +76,7 @@ def study(**changes):
     methods = {"cfl": {"strategy": "cfl", "settings": {"eps1": "$eps", "eps2": "0.5"}, "values": {"lr": 0.3}}}
     methods["fedavg"] = {"fixed": {"mu": 0.0}}
     fields = {
-        "runner": lambda _study, options, _progress: result(published=options),
+        "runner": lambda _study, options, _progress: options,
         "devices": 20,
         "rounds": 9,
         "refuses": {"samples": "sizes are drawn"},
@@ -87,7 +87,7 @@ def study(**changes):
 
 
 def resolved(algorithm="", *, of=None, **options):
-    return (of or study()).run(Options(algorithm=algorithm, **options), Quiet()).published
+    return (of or study()).run(Options(algorithm=algorithm, **options), Quiet())
 
 
 def test_a_table_fills_in_what_is_not_asked():
@@ -129,6 +129,6 @@ def test_a_result_holds_its_resolved_table():
     options, table = Options(algorithm="cfl", rounds=3, values={"k": 3}, settings={"eps1": "1"}), {"more": 1}
     figures = {"accuracy": 1.0, "clusters": 1, "cpu_seconds_per_round": 0.1, "history": []}
     made = study(published_by="k").result(options, table, **figures)
-    assert (made.experiment, made.rounds, made.published) == ("toy", 3, 88.0)
-    assert made.parameters == {"rounds": 3, "seed": 0, "mask": "none", "k": 3, "settings": {"eps1": "1"}, "more": 1}
-    assert study(published_by="more").result(options, table, **figures).published == {"3": 88.0}
+    assert (made["experiment"], made["rounds"], made["published"]) == ("toy", 3, 88.0)
+    assert made["parameters"] == {"rounds": 3, "seed": 0, "mask": "none", "k": 3, "settings": {"eps1": "1"}, "more": 1}
+    assert study(published_by="more").result(options, table, **figures)["published"] == {"3": 88.0}

@@ -17,10 +17,10 @@ OPTIONS = Options(rounds=120, seed=3, values={"starts": 4, "settle": True})
 
 
 def test_easy_trials_succeed():
-    assert synthetic.run_trial(EASY, 0, OPTIONS).success
+    assert synthetic.run_trial(EASY, 0, OPTIONS)["success"]
     hopeless = synthetic.run_trial(Point(k=2, m=4, n=2, scale=1.0, sigma=0.01, d=60), 0, OPTIONS)
-    assert not hopeless.success
-    assert hopeless.starts == OPTIONS.values["starts"]
+    assert not hopeless["success"]
+    assert hopeless["starts"] == OPTIONS.values["starts"]
 
 
 def small(settings, mask="permutation"):

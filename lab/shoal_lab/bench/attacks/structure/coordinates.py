@@ -20,24 +20,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import LIFETIMES, Lab, Lifetime, Rows
+from shoal_lab.bench.attacks.lab import LIFETIMES, Attack, Lab, Lifetime, Result, Rows
 from shoal_lab.bench.attacks.structure.fleet import (
     POOLED,
     QUICK_POOLED,
     ROUNDS,
+    Components,
     MaskedFleet,
     Network,
-    analysed_rounds,
-    beyond,
-    fleet_sizes,
-)
-from shoal_lab.bench.attacks.structure.units import (
-    Components,
     agreement,
     analyse,
+    analysed_rounds,
+    beyond,
     by_activity,
     by_silence,
+    fleet_sizes,
     neighbours,
     one_hot,
     share_assigned,

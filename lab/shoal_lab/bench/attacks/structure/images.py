@@ -23,12 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.mask.hadamard import transform
-from shoal_lab.bench.attacks.base import Attack, Result, picture, psnr_db
 from shoal_lab.bench.attacks.contents import levels_of
-from shoal_lab.bench.attacks.lab import LIFETIMES, SPIKE, Lab, Lifetime, Rows, spiked
+from shoal_lab.bench.attacks.lab import LIFETIMES, SPIKE, Attack, Lab, Lifetime, Result, Rows, picture, psnr_db, spiked
 from shoal_lab.bench.attacks.structure.coordinates import SPREAD
-from shoal_lab.bench.attacks.structure.fleet import MaskedFleet, Network, fleet_sizes
-from shoal_lab.bench.attacks.structure.units import by_silence, silent_patterns
+from shoal_lab.bench.attacks.structure.fleet import MaskedFleet, Network, by_silence, fleet_sizes, silent_patterns
 
 SWEEPS: Final = 30
 LEVEL_TOLERANCE: Final = 0.02

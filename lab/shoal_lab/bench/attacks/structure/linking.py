@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_lab.bench.attacks.base import Attack, Result
-from shoal_lab.bench.attacks.lab import LIFETIMES, FleetKeys, Lab, Lifetime, Rows
+from shoal_lab.bench.attacks.lab import LIFETIMES, Attack, FleetKeys, Lab, Lifetime, Result, Rows
 from shoal_lab.bench.attacks.structure.fleet import fleet_sizes
 
 WHO: Final = "aggregator that follows the protocol; no device, no initial model"

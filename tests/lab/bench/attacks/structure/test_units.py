@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from shoal_lab.bench.attacks.structure.fleet import Network
-from shoal_lab.bench.attacks.structure.units import (
+from shoal_lab.bench.attacks.structure.fleet import (
+    Network,
     agreement,
     analyse,
     by_activity,
