@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 from shoal_lab.bench.load import soak
 from shoal_lab.bench.load.measurement import measure
-from shoal_lab.bench.load.page_readers import page_reader
 
 from shoal.report import record
 from shoal.transport.local_broker import free_port
+from tests.helpers.page_readers import page_reader
 
 pytestmark = pytest.mark.long
 RESULTS = Path(__file__).parents[2] / "results"

@@ -165,12 +165,11 @@ def bench_soak(
     from shoal.report.record import check_place
     from shoal_lab.bench.load import soak
 
-    if plot is None:
-        return Report(soak.measure(devices, minutes), soak.words)
-    check(plot)
-    check_place(plot, "--plot")
+    if plot is not None:
+        check(plot)
+        check_place(plot, "--plot")
     data = soak.measure(devices, minutes)
-    return Report(data, soak.words, partial(soak.plot, [data], plot))
+    return Report(data, soak.words, *([partial(soak.plot, [data], plot)] if plot else []))
 
 
 @_bench

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +48,7 @@ def _over_rounds(
     for data in results:
         pairs = [(row["round"], row[key] * scale) for row in data["history"] if _number(row.get(key))]
         if pairs:
-            lines.append(Line(str(data["algorithm"]), [x for x, _ in pairs], [y for _, y in pairs]))
+            lines.append(_line(str(data["algorithm"]), pairs))
         if published and _number(data.get("published")):
             levels[f"{data['algorithm']}, published"] = float(data["published"])
         marks |= set(_splits(data))
@@ -70,21 +71,12 @@ def _splits(data: Data) -> list[float]:
     return [float(r) for r in rounds if isinstance(r, int | float)]
 
 
+def _line(label: str, pairs: Sequence[tuple[float, float]]) -> Line:
+    return Line(label, [x for x, _ in pairs], [y for _, y in pairs])
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _accuracy(results: Sequence[Data]) -> Iterator[Panel]:
-    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
-
-
-def _identity(results: Sequence[Data]) -> Iterator[Panel]:
-    yield _over_rounds(results, "purity", "devices in their group's cluster, %", scale=100.0)
-    yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
-
-
-def _perplexity(results: Sequence[Data]) -> Iterator[Panel]:
-    yield _over_rounds(results, "perplexity", "perplexity", published=True)
 
 
 def _families(results: Sequence[Data], prefix: str) -> tuple[list[Line], str]:
@@ -98,7 +90,7 @@ def _families(results: Sequence[Data], prefix: str) -> tuple[list[Line], str]:
             if pairs:
                 name = key.removeprefix(prefix).strip("_") or prefix
                 label = name if len(results) == 1 else f"{data['algorithm']}, {name}"
-                lines.append(Line(label, [x for x, _ in pairs], [y for _, y in pairs]))
+                lines.append(_line(label, pairs))
     return lines, axis
 
 
@@ -119,18 +111,16 @@ def _clusters(results: Sequence[Data]) -> Iterator[Panel]:
     yield _over_rounds(results, "accuracy", "test accuracy, %", published=True)
     for data in results:
         rows = [(row["round"], row["gaps"]) for row in data["history"] if isinstance(row.get("gaps"), Mapping)]
-        ids = dict.fromkeys(key for _, gaps in rows for key in gaps)
-        lines = []
-        for key in ids:
-            pairs = [(x, gaps[key]) for x, gaps in rows if _number(gaps.get(key))]
-            lines.append(Line(f"cluster {key}", [x for x, _ in pairs], [y for _, y in pairs]))
-        levels = {"no gap": 0.0} if lines else {}
+        lines = [
+            _line(f"cluster {key}", [(x, gaps[key]) for x, gaps in rows if _number(gaps.get(key))])
+            for key in dict.fromkeys(key for _, gaps in rows for key in gaps)
+        ]
         yield Panel(
             title=f"{data['algorithm']}, by cluster",
             x_label="round",
             y_label="separation gap",
             lines=lines,
-            levels=levels,
+            levels={"no gap": 0.0} if lines else {},
             marks=_splits(data),
         )
 
@@ -148,42 +138,37 @@ def _norms(results: Sequence[Data]) -> Iterator[Panel]:
         )
 
 
+def _curves(name: str, points: Iterable[tuple[float, float, float]]) -> list[Line]:
+    """Return a line for each first value, called ``name``, of the points (value, x, y)."""
+    groups: dict[float, list[tuple[float, float]]] = defaultdict(list)
+    for value, x, y in points:
+        groups[value].append((x, y))
+    return [_line(f"{name} = {value:g}", sorted(pairs)) for value, pairs in groups.items()]
+
+
 def _success(results: Sequence[Data]) -> Iterator[Panel]:
     """Yield a panel for each curve of ``success``: {curve: {"axis", "line", "points": [{axis, line, "probability"}]}}."""
-    for data in results:
-        for name, curve in data["success"].items():
-            groups: dict[float, list[tuple[float, float]]] = {}
-            for point in curve["points"]:
-                groups.setdefault(point[curve["line"]], []).append((point[curve["axis"]], point["probability"]))
-            lines = [
-                Line(f"{curve['line']} = {value:g}", *map(list, zip(*sorted(pairs), strict=True)))
-                for value, pairs in groups.items()
-            ]
-            yield Panel(
-                title=f"({name})",
-                x_label=str(curve["axis"]),
-                y_label="chance of success",
-                lines=lines,
-                levels={},
-                chance=True,
-            )
+    for name, curve in (item for data in results for item in data["success"].items()):
+        line, axis = curve["line"], curve["axis"]
+        yield Panel(
+            title=f"({name})",
+            x_label=str(axis),
+            y_label="chance of success",
+            lines=_curves(line, ((point[line], point[axis], point["probability"]) for point in curve["points"])),
+            levels={},
+            chance=True,
+        )
 
 
 def _chance(results: Sequence[Data]) -> Iterator[Panel]:
     """Yield a panel with lines of ``chance`` over ``gamma``, one for each ``k`` (CFL, Fig. 3)."""
     for data in results:
-        groups: dict[float, list[tuple[float, float]]] = {}
-        for row in data["history"]:
-            if all(_number(row.get(key)) for key in ("k", "gamma", "chance")):
-                groups.setdefault(row["k"], []).append((row["gamma"], row["chance"]))
-        lines = [
-            Line(f"k = {k:g}", *map(list, zip(*sorted(pairs), strict=True))) for k, pairs in sorted(groups.items())
-        ]
+        points = [tuple(map(row.get, ("k", "gamma", "chance"))) for row in data["history"]]
         yield Panel(
             title=str(data["experiment"]),
             x_label="gamma",
             y_label="chance of the right bipartition",
-            lines=lines,
+            lines=_curves("k", sorted(point for point in points if all(map(_number, point)))),
             levels={},
             chance=True,
         )
@@ -191,18 +176,14 @@ def _chance(results: Sequence[Data]) -> Iterator[Panel]:
 
 def _panels(results: Sequence[Data]) -> Iterator[Panel]:
     """Yield the experiment's own ``panels``, each with title, x_label, y_label and lines of label, x, y, dots."""
-    for data in results:
-        for panel in data.get("panels", ()):
-            lines = [
-                Line(str(line["label"]), line["x"], line["y"], dots=bool(line.get("dots"))) for line in panel["lines"]
-            ]
-            yield Panel(
-                title=str(panel["title"]),
-                x_label=str(panel["x_label"]),
-                y_label=str(panel["y_label"]),
-                lines=lines,
-                levels={},
-            )
+    for panel in (panel for data in results for panel in data.get("panels", ())):
+        yield Panel(
+            title=str(panel["title"]),
+            x_label=str(panel["x_label"]),
+            y_label=str(panel["y_label"]),
+            lines=[Line(str(x["label"]), x["x"], x["y"], dots=bool(x.get("dots"))) for x in panel["lines"]],
+            levels={},
+        )
 
 
 def _fleet(results: Sequence[Data]) -> Iterator[Panel]:
@@ -212,17 +193,18 @@ def _fleet(results: Sequence[Data]) -> Iterator[Panel]:
     over = _over_rounds(results, "accuracy" if accuracy else "test_loss", label)
     yield dataclasses.replace(over, title=str(results[0]["scenario"]))
     for key, title in (("plain", "each device, its cluster's model"), ("personal", "each device, personal finish")):
-        lines = []
-        for data in results:
-            values = sorted(data["by_device"][key], reverse=not accuracy)
-            lines.append(Line(str(data["algorithm"]), list(range(1, len(values) + 1)), values))
+        ranked = {str(data["algorithm"]): sorted(data["by_device"][key], reverse=not accuracy) for data in results}
+        lines = [_line(name, list(enumerate(values, 1))) for name, values in ranked.items()]
         yield Panel(title=title, x_label="device, worst first", y_label=label, lines=lines, levels={})
 
 
-_KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterator[Panel]]]] = {
-    "accuracy": _accuracy,
-    "identity": _identity,
-    "perplexity": _perplexity,
+_KINDS: Final[dict[str, Callable[[Sequence[Data]], Iterable[Panel]]]] = {
+    "accuracy": lambda results: [_over_rounds(results, "accuracy", "test accuracy, %", published=True)],
+    "identity": lambda results: [
+        _over_rounds(results, "purity", "devices in their group's cluster, %", scale=100.0),
+        _over_rounds(results, "accuracy", "test accuracy, %", published=True),
+    ],
+    "perplexity": lambda results: [_over_rounds(results, "perplexity", "perplexity", published=True)],
     "gap": _gap,
     "clusters": _clusters,
     "norms": _norms,

@@ -112,7 +112,7 @@ ROUND = {
     "device_rss_mb_max": 71.6,
     "aggregator_rss_mb_max": 120.2,
 }
-FIRST = (starts.Start(0.9, 0.8, 0.6), starts.Start(0.5, 0.4, 0.3), starts.Start(0.7, 0.6, 0.4))
+FIRST = ((0.9, 0.8, 0.6), (0.5, 0.4, 0.3), (0.7, 0.6, 0.4))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def toy(monkeypatch):
 def test_a_registered_study_runs(toy):
     assert registry.find("toy") is toy
     assert registry.ids()[-1] == "toy"
-    assert toy.run(Options(), Quiet()).accuracy == 91.5
+    assert toy.run(Options(), Quiet())["accuracy"] == 91.5
     for taken in (toy, registry.find("wild")):
         with pytest.raises(UsageError, match="already"):
             registry.register(taken)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from crypto.seal.envelope import seal_to_group
 from edge_client.membership import DeviceMembership
@@ -95,19 +95,11 @@ def prepare(fleet: LoadFleet) -> Callable[[], None]:
     """
     folder = fleet.root / "prepared"
     folder.mkdir()
-    with (folder / PRESENCES_FILE).open("wb") as file:
-        for item in presences(fleet):
-            write_item(file, item)
+    write_items(folder / PRESENCES_FILE, presences(fleet))
     for round_, items in rehearse(fleet):
-        with (folder / _round_file(round_)).open("wb") as file:
-            for item in items:
-                write_item(file, item)
+        write_items(folder / _round_file(round_), items)
     spec = {"joined": str(fleet.device_dir(fleet.names[0])), "prepared": str(folder), "devices": fleet.size}
-
-    def start() -> None:
-        fleet.start_driver("replay", "shoal_lab.bench.load.replay", spec)
-
-    return start
+    return lambda: fleet.start_driver("replay", "shoal_lab.bench.load.replay", spec)
 
 
 def presences(fleet: LoadFleet) -> Iterator[Item]:
@@ -261,12 +253,13 @@ def _round_file(round_: int) -> str:
     return f"round-{round_:06d}"
 
 
-def write_item(file: BinaryIO, item: Item) -> None:
-    """Append one prepared message to a file that `read_items` reads."""
-    name = item.device.encode()
-    file.write(ITEM_HEAD.pack(len(name), item.receiver, len(item.payload), item.transfer))
-    file.write(name)
-    file.write(item.payload)
+def write_items(path: Path, items: Iterable[Item]) -> None:
+    """Write prepared messages to a file that `read_items` reads."""
+    with path.open("wb") as file:
+        for item in items:
+            name = item.device.encode()
+            head = ITEM_HEAD.pack(len(name), item.receiver, len(item.payload), item.transfer)
+            file.writelines((head, name, item.payload))
 
 
 def read_items(path: Path) -> Iterator[Item]:

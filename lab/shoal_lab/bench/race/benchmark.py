@@ -89,7 +89,9 @@ def measure(
     """
     pythons, missing = _pythons(systems, install, progress)
     rows: list[Row] = []
-    skipped = [_skipped(system, task, reason) for system, reason in missing.items() for task in tasks]
+    skipped = [
+        {"system": system, "task": task, "reason": reason} for system, reason in missing.items() for task in tasks
+    ]
     with tempfile.TemporaryDirectory(prefix="shoal-race-") as place:
         for name in tasks:
             path = Path(place) / f"{name}.npz"
@@ -132,10 +134,6 @@ def _images(grey: NDArray[np.float32], task: Task) -> NDArray[np.float32]:
     return grey.reshape(len(grey), -1)
 
 
-def _skipped(system: str, task: str, reason: str) -> Row:
-    return {"system": system, "task": task, "reason": reason}
-
-
 def _pythons(
     systems: Sequence[str], install: bool, progress: Callable[[str], None]
 ) -> tuple[dict[str, Path], dict[str, str]]:
@@ -171,7 +169,7 @@ def _race(
                 except _StoppedError as stopped:
                     if name == SHOAL:
                         raise IntegrityError(f"Shoal's simulator failed on {task.name}: {stopped}") from stopped
-                    skipped.append(_skipped(name, task.name, str(stopped)))
+                    skipped.append({"system": name, "task": task.name, "reason": str(stopped)})
                     del answers[name]
             progress(f"{task.name}: round {round_} of {rounds}, the first {WARM_UP} to warm up")
     return answers, skipped

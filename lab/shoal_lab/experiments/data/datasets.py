@@ -6,12 +6,13 @@ $SHOAL_DATA_DIR, then in ~/.cache/shoal/<name>, ./data/<name> and the folder of 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -168,7 +169,7 @@ def locate(name: str, data_dir: Path | None = None) -> dict[str, list[Path]]:
     where = source(name)
     nearest: tuple[int, str] = (len(where.files), where.files[0])
     searched = places(name, data_dir)
-    for folder in _folders(where, searched):
+    for folder in (place / inside for place in searched for inside in where.inside):
         found = {file: _paths(folder, file) for file in where.files}
         missing = [file for file, paths in found.items() if not paths]
         if not missing and not _is_another(name, found):
@@ -197,12 +198,6 @@ def folder_of(name: str, data_dir: Path | None = None) -> Path | None:
     return found[first][0].parents[first.count("/")]
 
 
-def _folders(where: Source, searched: Sequence[Path]) -> Iterator[Path]:
-    for place in searched:
-        for inside in where.inside:
-            yield place / inside
-
-
 def _paths(folder: Path, file: str) -> list[Path]:
     if file.endswith("/*.json"):
         return sorted((folder / file).parent.glob("*.json"))
@@ -211,14 +206,10 @@ def _paths(folder: Path, file: str) -> list[Path]:
 
 def _is_another(name: str, found: dict[str, list[Path]]) -> bool:
     """Return whether IDX files are those of another known data set with the same file names."""
-    labels = found.get("train-labels-idx1-ubyte")
-    if not labels:
-        return False
-    try:
-        known = TRAIN_LABELS_SHA256.get(hashlib.sha256(read_bytes(labels[0])).hexdigest(), name)
-    except DataError:
-        return False  # the reader reports a damaged file
-    return known != name
+    with contextlib.suppress(DataError):  # the reader reports a damaged file
+        if labels := found.get("train-labels-idx1-ubyte"):
+            return TRAIN_LABELS_SHA256.get(hashlib.sha256(read_bytes(labels[0])).hexdigest(), name) != name
+    return False
 
 
 def read_bytes(path: Path) -> bytes:
@@ -256,27 +247,13 @@ def _read_idx_set(name: str, found: dict[str, list[Path]]) -> Dataset:
             raise DataError(f"{images} has {len(x)} images, but its label file has {len(y)} labels")
         _check_labels(images, y)
         parts += [x, y]
-    return Dataset(
-        name=name,
-        x_train=parts[0],
-        y_train=parts[1],
-        x_test=parts[2],
-        y_test=parts[3],
-    )
+    return Dataset(name=name, x_train=parts[0], y_train=parts[1], x_test=parts[2], y_test=parts[3])
 
 
 def _read_cifar(name: str, found: dict[str, list[Path]]) -> Dataset:
-    """Read CIFAR-10's binary version: a row is a byte for the label, then 1024 bytes each of red, green and blue."""
-    batches = [_cifar_batch(found[file][0]) for file in CIFAR_FILES]
-    x_train = np.concatenate([x for x, _ in batches[:-1]])
-    y_train = np.concatenate([y for _, y in batches[:-1]])
-    x_test, y_test = batches[-1]
+    x, y = zip(*(_cifar_batch(found[file][0]) for file in CIFAR_FILES), strict=True)
     return Dataset(
-        name=name,
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
+        name=name, x_train=np.concatenate(x[:-1]), y_train=np.concatenate(y[:-1]), x_test=x[-1], y_test=y[-1]
     )
 
 

@@ -5,6 +5,7 @@ A file is accepted only if the SHA-256 of its decompressed content is the offici
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -110,12 +111,9 @@ def _make(target: Path) -> None:
 def _is_right(folder: Path, name: str, checksum: str) -> bool:
     """Return whether ``folder`` has file ``name``, compressed or not, with this checksum."""
     for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            try:
-                if hashlib.sha256(read_bytes(path)).hexdigest() == checksum:
-                    return True
-            except DataError:
-                continue  # a damaged file is fetched again
+        with contextlib.suppress(DataError):  # a damaged file is fetched again
+            if path.is_file() and hashlib.sha256(read_bytes(path)).hexdigest() == checksum:
+                return True
     return False
 
 

@@ -222,7 +222,8 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     if values["starts"] < 1:
         raise UsageError("a trial needs at least one start")
     panels = {name: list(points_of(CURVES[name], options)) for name in names}
-    trials = {name: values["trials"] or _trials(CURVES[name].k, options.grid) for name in names}
+    usual = dict.fromkeys(DEFAULT_TRIALS, PAPER_TRIALS) if options.grid == "paper" else DEFAULT_TRIALS
+    trials = {name: values["trials"] or usual[CURVES[name].k] for name in names}
     total = sum(len(points) * trials[name] for name, points in panels.items())
     success: dict[str, Any] = {}
     history: list[dict[str, Any]] = []
@@ -265,10 +266,6 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
         history=history,
         extra=extra,
     )
-
-
-def _trials(k: int, grid: str) -> int:
-    return PAPER_TRIALS if grid == "paper" else DEFAULT_TRIALS[k]
 
 
 def _summary(results: list[dict[str, Any]]) -> dict[str, float]:

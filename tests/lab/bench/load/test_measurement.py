@@ -4,11 +4,12 @@ import itertools
 import time
 
 import pytest
-from shoal_lab.bench.load import fleet_load, measurement, page_readers
+from shoal_lab.bench.load import fleet_load, measurement
 from shoal_lab.bench.load.measurement import figures
 
 from shoal.errors import ConfigError, UsageError
 from shoal.transport.local_broker import free_port
+from tests.helpers import page_readers
 from tests.helpers.loads import sample
 from tests.helpers.pages import PagePlace, names
 from tests.helpers.waiting import until

@@ -12,7 +12,7 @@ from shoal_lab.bench.load.replay import (
     Replay,
     _round_file,
     read_items,
-    write_item,
+    write_items,
 )
 
 from crypto.seal.envelope import seal_to_group
@@ -62,9 +62,7 @@ class Place:
         self.replay = Replay(types.SimpleNamespace(joined=joined, prepared=prepared, devices=2))
 
     def write(self, name, *items):
-        with (self.root / "prepared" / name).open("wb") as file:
-            for item in items:
-                write_item(file, item)
+        write_items(self.root / "prepared" / name, items)
 
     def announce(self, round_, *, index=0, total=1):
         """Hand over one chunk of an announcement."""
@@ -94,9 +92,7 @@ def place(tmp_path, monkeypatch):
 
 def test_items_are_read_back_from_their_file(tmp_path):
     items = [Item(f"dev-{n}", bytes([n]) * 16, b"x" * 1000 * n, n) for n in range(4)]
-    with (tmp_path / "round").open("wb") as file:
-        for item in items:
-            write_item(file, item)
+    write_items(tmp_path / "round", items)
     assert list(read_items(tmp_path / "round")) == items
 
 

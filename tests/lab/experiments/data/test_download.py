@@ -5,27 +5,22 @@ The mirror is a TLS server on this machine; npm is a program that makes the pack
 
 from __future__ import annotations
 
-import datetime
 import functools
 import gzip
 import hashlib
 import http.server
 import io
-import ipaddress
 import ssl
 import sys
 import tarfile
 import threading
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from shoal_lab.experiments.data import download
 from shoal_lab.experiments.data.datasets import IDX_FILES, load
 
 from shoal.errors import DataError, UsageError
+from tests.helpers.certificates import Authority
 from tests.helpers.datafiles import digits
 
 NOBODY = "https://127.0.0.1:1/"
@@ -85,32 +80,9 @@ def plain_files(folder):
 @pytest.fixture
 def mirror(original, tmp_path, monkeypatch):
     """Serve a folder by https with a certificate that this process trusts; yields its address."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(True, False, False, False, False, True, False, False, False),
-            critical=True,
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = tmp_path / "mirror.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    pem.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
-    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    authority = Authority(tmp_path, "mirror")
+    authority.issue("mirror", server=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -118,11 +90,11 @@ def mirror(original, tmp_path, monkeypatch):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(original)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem)
+    context.load_cert_chain(tmp_path / "mirror.pem", tmp_path / "mirror.key")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield f"https://127.0.0.1:{server.server_port}/"
+    yield f"https://localhost:{server.server_port}/"
     server.shutdown()
     thread.join()
     server.server_close()
