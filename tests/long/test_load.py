@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench.load import soak
-from shoal_lab.bench.load.measurement import measure
+from shoal_lab.bench.load.measurement import measure, plot_soaks, soak
 
 from shoal.report import record
 from shoal.transport.local_broker import free_port
@@ -74,7 +73,7 @@ def test_the_fleet_page_costs_little():
 
 @pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)
 def test_a_soak_stays_flat(tmp_path):
-    data = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
+    data = soak(SOAK_DEVICES, SOAK_MINUTES)
     keep("soak", data)
-    soak.plot([data], tmp_path / "soak.png")
+    plot_soaks([data], tmp_path / "soak.png")
     assert data["flat"] == dict.fromkeys(data["flat"], True)

@@ -163,13 +163,13 @@ def bench_soak(
     """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
     from shoal.report.plot import check
     from shoal.report.record import check_place
-    from shoal_lab.bench.load import soak
+    from shoal_lab.bench.load import measurement
 
     if plot is not None:
         check(plot)
         check_place(plot, "--plot")
-    data = soak.measure(devices, minutes)
-    return Report(data, soak.words, *([partial(soak.plot, [data], plot)] if plot else []))
+    data = measurement.soak(devices, minutes)
+    return Report(data, measurement.soak_words, *([partial(measurement.plot_soaks, [data], plot)] if plot else []))
 
 
 @_bench

@@ -10,7 +10,7 @@ import typer
 pytest.importorskip("torch")
 
 from shoal_lab.bench import beside, cli, rounds, starts
-from shoal_lab.bench.load import measurement, soak
+from shoal_lab.bench.load import measurement
 
 from shoal.errors import ShoalError
 
@@ -150,7 +150,7 @@ FIRST = ((0.9, 0.8, 0.6), (0.5, 0.4, 0.3), (0.7, 0.6, 0.4))
             ],
         ),
         (
-            soak.words,
+            measurement.soak_words,
             {**THIRDS, **SOAK, "flat": {"rss_mb": False, "open_files": True}},
             [
                 "1 device, 2.0 minutes, 100 rounds; 0 NACKs, 2 reminders",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -54,23 +54,12 @@ class Tap:
         return (0.0,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenUpload:
-    """An upload with a masked update, as the aggregator opens it.
+class SeenUpload(NamedTuple):
+    """An upload with a masked update (d,) float32, as the aggregator opens it, and the SHA-256 of the masked bytes."""
 
-    Attributes:
-        device, round, key_version: from its header.
-        key_id: 16 bytes, names the mask.
-        masked: (d,), float32.
-        digest: SHA-256 of the masked bytes.
-    """
-
-    device: str
-    round: int
-    key_version: int
-    key_id: bytes
-    masked: Float32Vector = field(repr=False)
-    digest: bytes = field(repr=False)
+    head: Upload
+    masked: Float32Vector
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +130,7 @@ def recorded_uploads(heard: Sequence[Passage], aggregator: AggregatorMembership)
             continue
         raw = bytes(body[: encoded_bytes(upload.length, upload.precision)])
         digest = hashlib.sha256(raw).digest()
-        found[digest] = SeenUpload(
-            device=device,
-            round=upload.round,
-            key_version=upload.key_version,
-            key_id=upload.key_id,
-            masked=decode_vector(raw, upload.length, upload.precision),
-            digest=digest,
-        )
+        found[digest] = SeenUpload(upload, decode_vector(raw, upload.length, upload.precision), digest)
     return list(found.values())
 
 
@@ -208,7 +190,7 @@ def broker(lab: Lab, mode: str) -> list[Result]:
         records = fleet.records()
         # With the aggregator's keys, to know what the broker should not find.
         uploads = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir))
-        masked = [(upload.round, upload.masked) for upload in uploads]
+        masked = [(upload.head.round, upload.masked) for upload in uploads]
         keys = {round_: round_mask(fleet.stage.fleet, fleet.plan, round_) for round_, _ in masked}
         clients = [fleet.client_id(name) for name in fleet.stage.devices]
     clear = [unmask(MaskedVector(v, keys[round_].key_id), keys[round_]) for round_, v in masked]

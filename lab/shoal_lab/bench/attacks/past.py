@@ -148,7 +148,7 @@ class Keyring:
         self._wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
         self._follows = cache(lambda secret: tuple(self._from(secret)))
         for upload in uploads:
-            self._wanted[upload.key_version][upload.round] = upload.key_id
+            self._wanted[upload.head.key_version][upload.head.round] = upload.head.key_id
 
     def masks(self, loot: Loot, grants: Sequence[bytes] = ()) -> dict[bytes, MaskKey]:
         """Return the masks that follow from ``loot``, by key id.
@@ -213,7 +213,7 @@ class Keyring:
 
 def opened(upload: SeenUpload, masks: dict[bytes, MaskKey]) -> Float32Vector:
     """Return an upload's vector (d,) without its mask if the mask is among ``masks``, else as it was sent."""
-    key = masks.get(upload.key_id)
+    key = masks.get(upload.head.key_id)
     return upload.masked if key is None else unmask(MaskedVector(upload.masked, key.key_id), key)
 
 
@@ -268,7 +268,7 @@ class Evidence:
 
     def rounds(self, first: int, last: int) -> list[SeenUpload]:
         """Return the uploads of rounds ``first`` to ``last``."""
-        return [u for u in self.uploads if first <= u.round <= last]
+        return [u for u in self.uploads if first <= u.head.round <= last]
 
 
 class Ambush(Tap):

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
 from shoal.simulation.engine.ranks import as_one, current_ranks
-from shoal.simulation.engine.simulate import SimResult, SimRound, simulate
+from shoal.simulation.engine.simulate import SimRound, simulate
 from shoal.simulation.engine.threads import limited_threads
 from shoal.simulation.trainers.blocks import Shelf
 from shoal.simulation.trainers.dense import Dense, is_dense
@@ -66,11 +66,6 @@ class Alone:
     losses: NDArray[np.float64]
     seconds_cpu: float
 
-    @classmethod
-    def of_none(cls) -> Self:
-        """Return the results of no devices."""
-        return cls(np.empty(0), np.empty(0), 0.0)
-
 
 def train_alone(
     population: Population,
@@ -100,7 +95,11 @@ def train_alone(
     parts = ranks.parts(population.samples)
     mine = parts[ranks.rank]
     with as_one(), limited_threads(threads):
-        found = _train_some(population, mine, network, local, rounds, seed, told) if len(mine) else Alone.of_none()
+        found = (
+            _train_some(population, mine, network, local, rounds, seed, told)
+            if len(mine)
+            else Alone(np.empty(0), np.empty(0), 0.0)
+        )
     table = ranks.rows(np.column_stack((found.accuracies, found.losses)), parts)
     return Alone(table[:, 0], table[:, 1], found.seconds_cpu)
 
@@ -191,20 +190,8 @@ SIMULATED: Final = ("weighting", "protocol", "trainer", "count", "deferred")
 """Values of a study that are options of the simulator."""
 
 
-class Measure(Protocol):
-    """Measures a run, by the rounds that it is called with if it can be called, and at the end.
-
-    Attributes:
-        evaluate_every: rounds between two evaluations by the simulator; 0 if the measure tests by itself.
-    """
-
-    evaluate_every: int
-
-    def latest(self) -> Mapping[str, Any]:
-        """Return the figures of the last measured round."""
-
-    def figures(self, done: SimResult) -> dict[str, Any]:
-        """Return the arguments of `Study.result` that are measured."""
+Measure = CflWatch | Scores | Starts
+"""Measures a run, by the rounds that it is called with if it can be called, and at the end; see `watch`."""
 
 
 MEASURES: Final[Mapping[str, Callable[[Options, Task, Mapping[str, Any]], Measure]]] = {

@@ -8,7 +8,6 @@ instead of one hidden layer.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -93,9 +92,8 @@ def _read() -> tuple[dict[str, str], dict[str, Scenario]]:
     return file["kinds"], {name: s for kind in file["kinds"] for name, s in every.items() if s.kind == kind}
 
 
-_FILE: Final = _read()
-KINDS: Final[Mapping[str, str]] = _FILE[0]
-SCENARIOS: Final[Mapping[str, Scenario]] = _FILE[1]
+KINDS, SCENARIOS = _read()
+"""Kind -> its title; scenario by name, those of a kind together."""
 
 
 def find(name: str) -> Scenario:

@@ -73,11 +73,17 @@ def test_the_record_of_a_fleet(tmp_path):
         fleet.run(20)
         found = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir))
         grants = {name: len(recorded_grants(tap.heard, name)) for name in fleet.stage.devices}
-    assert sorted((u.round, u.device) for u in found) == [(r, f"dev-{i:02d}") for r in (1, 2, 3) for i in range(3)]
-    assert {u.round for u in found if u.key_version == 0} < {u.round for u in found}
+    assert sorted((u.head.round, u.head.device) for u in found) == [
+        (r, f"dev-{i:02d}") for r in (1, 2, 3) for i in range(3)
+    ]
+    assert {u.head.round for u in found if u.head.key_version == 0} < {u.head.round for u in found}
     for u in found:
         masking = truth[u.digest]
         assert np.array_equal(mask(masking.clear, masking.key).values, u.masked)
         context = masking.key.context
-        assert (masking.key.key_id, context.key_version, context.round) == (u.key_id, u.key_version, u.round)
+        assert (masking.key.key_id, context.key_version, context.round) == (
+            u.head.key_id,
+            u.head.key_version,
+            u.head.round,
+        )
     assert set(grants.values()) == {1}

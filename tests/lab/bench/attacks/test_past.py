@@ -109,17 +109,14 @@ def round_key(round_):
 def rounds_opened(*secrets, masks=()):
     uploads = [
         SeenUpload(
-            device="dev-00",
-            round=round_,
-            key_version=VERSION,
-            key_id=round_key(round_).key_id,
-            masked=mask(VECTOR, round_key(round_)).values,
-            digest=bytes(32),
+            SimpleNamespace(round=round_, key_version=VERSION, key_id=round_key(round_).key_id),
+            mask(VECTOR, round_key(round_)).values,
+            bytes(32),
         )
         for round_ in ALL
     ]
     found = Keyring(uploads, PLAN).masks(Loot(Identity.generate("dev-00"), frozenset(secrets), (), masks))
-    return [u.round for u in uploads if np.allclose(opened(u, found), VECTOR, atol=1e-6)]
+    return [u.head.round for u in uploads if np.allclose(opened(u, found), VECTOR, atol=1e-6)]
 
 
 @pytest.mark.parametrize("at", ALL)
@@ -179,7 +176,7 @@ def test_nothing_of_the_past_is_opened(lab, mode, stolen):
 def test_absent_device_opens_rounds_since(lab):
     """Also those under the version that was drawn meanwhile: its delivery waits for the device, which holds the key to it."""
     found = evidence_of(lab, "rotation")
-    assert {u.key_version for u in found.rounds(LEFT, ROUNDS)} == {0, 7}
+    assert {u.head.key_version for u in found.rounds(LEFT, ROUNDS)} == {0, 7}
     assert found.share(ABSENT, found.rounds(LEFT, ROUNDS)) == 1
     assert found.share(ABSENT, found.rounds(1, LEFT - 2)) == 0
     assert found.share(ABSENT, found.rounds(LEFT - 1, LEFT - 1)) == 1, "its state of that round was not stored"
