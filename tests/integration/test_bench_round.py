@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import pytest
 from shoal_lab.bench import rounds
-from shoal_lab.bench.starts import measure
+from shoal_lab.bench.rounds import measure_starts
 
 pytestmark = [
     pytest.mark.broker,
@@ -41,7 +41,7 @@ pytest.importorskip("torch")
 
 @pytest.mark.long
 def test_it_times_a_first_start_and_another():
-    data = measure(1, "mosquitto")
+    data = measure_starts(1, "mosquitto")
     assert (data["starts"], data["broker"]) == (1, "mosquitto")
     assert data["seconds_first"] == [data["seconds_first_median"]]
     for kind in ("first", "again"):

@@ -94,9 +94,9 @@ def bench_start(
     starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
 ) -> Report:
     """Measure the seconds from a device's start to its first loss and first update, without the run on its disk and with it."""
-    from shoal_lab.bench import starts as bench
+    from shoal_lab.bench import rounds as bench
 
-    return Report(bench.measure(starts), bench.words)
+    return Report(bench.measure_starts(starts), bench.start_words)
 
 
 @_bench

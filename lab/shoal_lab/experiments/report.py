@@ -47,7 +47,7 @@ def report(title: str, results: Sequence[Mapping[str, Any]]) -> None:
     if all("personal_mean" in r for r in results):
         _fleet_table(results)
     else:
-        _table(results)
+        _rows("algorithm", COLUMNS, [r if _is_number(r["published"]) else {**r, "published": None} for r in results])
     for r in results:
         _details(r)
 
@@ -64,11 +64,6 @@ def _fleet_table(results: Sequence[Mapping[str, Any]]) -> None:
         [*figures, ("ARI", "ari", 7, 3), ("clusters", "clusters", 9, 0), ("rounds", "rounds", 7, 0)],
         results,
     )
-
-
-def _table(results: Sequence[Mapping[str, Any]]) -> None:
-    shown = [r if _is_number(r["published"]) else {**r, "published": None} for r in results]
-    _rows("algorithm", COLUMNS, shown)
 
 
 def _rows(name: str, columns: Sequence[tuple[str, str, int, int]], results: Sequence[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench import beside, cli, rounds, starts
+from shoal_lab.bench import beside, cli, rounds
 from shoal_lab.bench.load import measurement
 
 from shoal.errors import ShoalError
@@ -128,8 +128,8 @@ FIRST = ((0.9, 0.8, 0.6), (0.5, 0.4, 0.3), (0.7, 0.6, 0.4))
             ],
         ),
         (
-            starts.words,
-            starts.figures(FIRST, FIRST[::-1], "mosquitto"),
+            rounds.start_words,
+            rounds.start_figures(FIRST, FIRST[::-1], "mosquitto"),
             [
                 "fetching the run: 0.60 s to the first loss (0.40 s of CPU) (median of 3, 0.40 to 0.80)",
                 "fetching the run: 0.70 s to the first update (median of 3, 0.50 to 0.90)",

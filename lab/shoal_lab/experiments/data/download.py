@@ -74,7 +74,10 @@ def fetch_mnist(
     missing = [name for name in IDX_FILES if name not in origins]
     failures: list[str] = []
     if missing:
-        _make(target)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"can't make {target}: {error.strerror}") from error
 
     def ask(source: str, read: Callable[[str], bytes]) -> None:
         """Keep the files that a source has, up to the first that fails."""
@@ -82,7 +85,9 @@ def fetch_mnist(
             while missing:
                 name = missing[0]
                 say(f"fetching {name} from {source}")
-                _keep(target, name, _checked(f"{name} of {source}", read(name), checksums[name]))
+                data = _checked(f"{name} of {source}", read(name), checksums[name])
+                write_atomic(target / f"{name}.gz", gzip.compress(data, 6, mtime=0), mode=0o644)
+                (target / name).unlink(missing_ok=True)  # an uncompressed one, which was wrong, would be found first
                 origins[missing.pop(0)] = source
         except (OSError, ValueError, LookupError, EOFError, zlib.error, tarfile.TarError, ShoalError) as error:
             failures.append(f"{source}: {error}")
@@ -99,13 +104,6 @@ def fetch_mnist(
             hint=f"get the four files elsewhere, and put them in {target}",
         )
     return origins
-
-
-def _make(target: Path) -> None:
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"can't make {target}: {error.strerror}") from error
 
 
 def _is_right(folder: Path, name: str, checksum: str) -> bool:
@@ -183,9 +181,3 @@ def _checked(origin: str, data: bytes, checksum: str) -> bytes:
             hint="it is damaged, cut off, or another data set",
         )
     return data
-
-
-def _keep(target: Path, name: str, data: bytes) -> None:
-    """Write a file compressed, and remove an uncompressed one, which was wrong and would be found first."""
-    write_atomic(target / f"{name}.gz", gzip.compress(data, 6, mtime=0), mode=0o644)
-    (target / name).unlink(missing_ok=True)

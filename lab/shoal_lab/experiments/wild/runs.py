@@ -99,15 +99,14 @@ def run(study: Study, options: Options, progress: Progress) -> Result:
     def told(closed: SimRound) -> None:
         progress.round(algorithm, closed.round, rounds, closed.as_dict() | {"clusters": closed.clusters})
 
+    everybody = np.arange(len(fleet.population))
     if algorithm == LOCAL:
         # A device that trains alone sends nothing, so there is no mask.
-        ended = _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=options.seed), None)
-        parts = [(fleet, np.arange(len(fleet.population)), ended)]
+        parts = [(everybody, _train(fleet, fleet_run(LOCAL, {}), 1.0, rounds, Options(seed=options.seed), None))]
     elif algorithm == TRUE_GROUPS:
         parts = _true_groups(fleet, chosen, scenario.participation, rounds, options)
     else:
-        ended = _train(fleet, chosen, scenario.participation, rounds, options, told)
-        parts = [(fleet, np.arange(len(fleet.population)), ended)]
+        parts = [(everybody, _train(fleet, chosen, scenario.participation, rounds, options, told))]
     return _result(study, options, fleet, parts, chosen)
 
 
@@ -167,7 +166,7 @@ def _train(fleet: Fleet, chosen: Recipe, participation: float, rounds: int, opti
     return _Ended(done, taken, thetas, still)
 
 
-_Part = tuple[Fleet, NDArray[np.int64], _Ended]
+_Part = tuple[NDArray[np.int64], _Ended]
 """Some of the devices: their data, their places in the whole fleet, and their run."""
 
 
@@ -186,7 +185,7 @@ def _true_groups(fleet: Fleet, chosen: Recipe, participation: float, rounds: int
         present = max(1, round(participation * len(places)))
         own = dataclasses.replace(chosen, min_contributors=min(chosen.min_contributors, present))
         length = rounds if fleet.later is None else max(1, rounds - rounds // 2)
-        parts.append((part, places, _train(part, own, participation, length, options, None)))
+        parts.append((places, _train(part, own, participation, length, options, None)))
     return parts
 
 
@@ -208,7 +207,7 @@ def _measure(
     fresh = drawn_start(fleet.network, origins(fleet.network, 1, seed)[0], seed)
     plain, own, clusters = np.empty(count), np.empty(count), np.empty(count, np.int64)
     choices = [""] * count
-    for number, (_, places, ended) in enumerate(parts):
+    for number, (places, ended) in enumerate(parts):
         workforce, round_ = ended.done.workforce, ended.done.all_rounds + 1
         plain[places] = _figures(personal.measure(workforce, ended.thetas), kind)
         finished = personal.finish(workforce, ended.thetas, round_, fresh)
@@ -241,9 +240,9 @@ def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part]
     }
     if not sound.all():
         extra["sound"] = _spread(figures, sound, kind)
-    events = [event for _, _, ended in parts for event in ended.done.events] if algorithm != TRUE_GROUPS else []
+    events = [event for _, ended in parts for event in ended.done.events] if algorithm != TRUE_GROUPS else []
     extra |= {
-        "standing_still": sum(ended.still for _, _, ended in parts),
+        "standing_still": sum(ended.still for _, ended in parts),
         "choices": dict(sorted(Counter(choices).items())),
         "of_groups": {str(group): float(plain[np.array(groups) == group].mean()) for group in sorted(set(groups))},
         "events": _events(events),
@@ -264,7 +263,7 @@ def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part]
             **{name: sorted({len(s) for s in share}) for name, share in shares.items()},
             "participation": scenario.participation if algorithm != LOCAL else 1.0,
             "robust": chosen.robust,
-            "min_contributors": [ended.done.run.recipe.min_contributors for _, _, ended in parts],
+            "min_contributors": [ended.done.run.recipe.min_contributors for _, ended in parts],
             "epochs": fleet.local.epochs,
             "batch_size": fleet.local.batch_size,
             "lr": fleet.local.lr,
@@ -272,8 +271,8 @@ def _result(study: Study, options: Options, fleet: Fleet, parts: Sequence[_Part]
         },
         accuracy=None if kind == "regression" else extra["mean"],
         clusters=len(set(labels)),
-        cpu_seconds_per_round=sum(ended.done.cpu_seconds_per_round for _, _, ended in parts),
-        history=_history([ended for _, _, ended in parts], [len(places) for _, places, _ in parts], kind),
+        cpu_seconds_per_round=sum(ended.done.cpu_seconds_per_round for _, ended in parts),
+        history=_history([ended for _, ended in parts], [len(places) for places, _ in parts], kind),
         ari=adjusted_rand(labels, truth),
         extra=extra,
     )
