@@ -266,9 +266,9 @@ class DeviceRuntime:
             self._go_on(self.session.happened(done, self._facts()))
             if self._models is not None:
                 self._models.trained(result.norm)
-            derive = None if self._models is None else self._models.next_mask(announcement)
-            if derive is not None:  # while the device waits for the others
-                self._worker.submit(derive, lambda _result: None)
+                derive = self._models.next_mask(announcement)
+                if derive is not None:  # while the device waits for the others
+                    self._worker.submit(derive, lambda _result: None)
             if announcement.finished and self._run is not None:
                 self._finisher.follow(self._run)
 
@@ -463,9 +463,9 @@ class DeviceRuntime:
                 transport.publish(*receiving_notice(member), retain=True)
             case io.SendDecline(announcement, reason, model):
                 self._notes.decline(announcement, reason, model)
-            case rounds.Send(_, chunks):
+            case rounds.Send(chunks):
                 self._uplink.send(mark, chunks, member.roster.active_count)
-            case io.SendReminder(_, run_id, turn):
+            case io.SendReminder(run_id, turn):
                 self._uplink.remind(mark, run_id, turn)
             case io.AdoptRoster(signed):
                 self._adopt(signed)
@@ -594,20 +594,20 @@ class DeviceRuntime:
     def _open_run(self, package: memoryview) -> None:
         check = partial(check_turn, rested_s=self._rest.seconds(self._now_s), now_s=int(self._clock_s()))
         least = self.session.round.mark.run
-        if self._takes(package, lambda: self._following.begun(package, self._run, least, check)):
-            self._keep_run(package)
-        elif self._following.late is not None:
+        taken = self._takes(package, lambda: self._following.begun(package, self._run, least, check))
+        if not taken and self._following.late is not None:
             self._tell(io.RunNeedsCheckpoint(self._following.late.plan))
 
     def _begin_late(self, model: io.ModelTransfer) -> None:
         """Begin a run with a checkpoint, on a device that could not open the run package."""
         late, most = self._following.late, self.session.sizes.most_package
         assert late is not None
-        if self._takes(late.package, lambda: self._following.taken(model.label, model.transfer, model.plain, most)):
-            self._keep_run(late.package)
+        self._takes(late.package, lambda: self._following.taken(model.label, model.transfer, model.plain, most))
 
     def _takes(self, package: bytes | memoryview, opened: Callable[[], Run | None]) -> bool:
-        """Put the run in force that ``opened`` returns; return whether there is one that this device can do.
+        """Put the run in force that ``opened`` returns, and store it; return whether there is one that this device can do.
+
+        It is stored only once it is in force: if the samples do not fit the task, the earlier run stays.
 
         Raises:
             ShoalError: the run can't be opened; the session is told.
@@ -633,7 +633,13 @@ class DeviceRuntime:
                 facts = {"reason": error, "hint": error.hint}
                 LOG.error("this device can't do run %d: %s", run.plan.run, reason_of(error), extra={"kv": facts})
             return False
-        return run is not None
+        if run is None:
+            return False
+        self._following.keep(package)
+        if run.plan.schedule is not None:
+            self._publish_presence(online=True)  # which models the device begins with
+        self._tell(io.RunStored())
+        return True
 
     def _take_run(self, run: Run) -> None:
         """Put a run in force."""
@@ -674,13 +680,6 @@ class DeviceRuntime:
             LOG.error("this device can't do the task of the stored run, and waits for a later run", extra={"kv": facts})
             self._tell(io.RunRefused(run.plan.run_id, decline_reason(error), None))
             self._results.refuse(run.plan.run, error, self.session, self._now_s)
-
-    def _keep_run(self, package: bytes | memoryview) -> None:
-        """Store a run, only once it is in force: if the samples do not fit the task, the earlier run stays."""
-        self._following.keep(package)
-        if self._run is not None and self._run.plan.schedule is not None:
-            self._publish_presence(online=True)  # which models the device begins with
-        self._tell(io.RunStored())
 
     # --------------------------------------------------------------------------------------------------------- round
 

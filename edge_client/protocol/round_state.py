@@ -178,7 +178,6 @@ class CancelWork:
 class Send:
     """Send the stored upload for the first time, or those ``chunks`` of it that the aggregator asked for."""
 
-    transfer: bytes
     chunks: tuple[int, ...] | None = None
 
 
@@ -186,21 +185,8 @@ class Send:
 class Remind:
     """Send a reminder, so that the aggregator answers the stored upload or asks for the chunks that it misses."""
 
-    transfer: bytes
     run_id: bytes
     reconnected: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Set the reminder timer to expire once, at a random time within this many seconds."""
-
-    within_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ClearTimer:
-    """Stop the reminder timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +196,7 @@ class RunDone:
     plan: RunPlan
 
 
-Do = Follow | Locate | Work | CancelWork | Send | Remind | SetTimer | ClearTimer | RunDone
+Do = Follow | Locate | Work | CancelWork | Send | Remind | RunDone
 Transition = tuple[RoundState, tuple[Do, ...]]
 
 _DROPPED: Final[Mapping[type[Event], str]] = {
@@ -264,13 +250,13 @@ def step(state: RoundState, event: Event) -> Transition:
             return _answered(state, control)
         case Ended():
             state = replace(state, announcement=None, assignment=None, stage=Stage.IDLE, done=True, refused=False)
-            return replace(state, models={}), (CancelWork(), ClearTimer(), Follow(()))
+            return replace(state, models={}), (CancelWork(), Follow(()))
         case TimerFired() | Reconnected():
             if state.stage is not Stage.SENDING:
                 return state, ()
             reconnected = isinstance(event, Reconnected)
             state = replace(state, attempt=0 if reconnected else state.attempt + 1)
-            return state, (_remind(state, reconnected), _timer(state))
+            return state, (_remind(state, reconnected),)
 
 
 def _planned(state: RoundState, planned: Planned) -> Transition:
@@ -290,7 +276,7 @@ def _planned(state: RoundState, planned: Planned) -> Transition:
         done=False,
         refused=False,
     )
-    return state, (CancelWork(), ClearTimer(), Follow(()))
+    return state, (CancelWork(), Follow(()))
 
 
 def _announced(state: RoundState, announcement: Announcement) -> Transition:
@@ -306,10 +292,10 @@ def _announced(state: RoundState, announcement: Announcement) -> Transition:
         state = replace(
             state, announcement=announcement, mark=mark, stage=Stage.SENDING, attempt=0, done=False, refused=False
         )
-        return state, (_remind(state), _timer(state))
+        return state, (_remind(state),)
     if again and (state.stage is Stage.WORKING or state.done):
         return replace(state, announcement=announcement, mark=mark), ()
-    stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(), ClearTimer())
+    stop: tuple[Do, ...] = () if state.stage is Stage.IDLE else (CancelWork(),)
     state = replace(
         state,
         announcement=announcement,
@@ -329,7 +315,7 @@ def _announced(state: RoundState, announcement: Announcement) -> Transition:
             return replace(state, done=True), (*stop, RunDone(state.plan))
         # The upload was stored before a restart: the aggregator may have it, so remind before sending it again.
         state = replace(state, stage=Stage.SENDING)
-        return state, (*stop, _remind(state), _timer(state))
+        return state, (*stop, _remind(state))
     state = replace(state, stage=Stage.FETCHING, needed=None)
     return state, (*stop, Locate(announcement, assignment))
 
@@ -352,32 +338,30 @@ def _work_done(state: RoundState, work: WorkDone) -> Transition:
     current = (state.mark.run, state.mark.round, state.mark.nonce)
     if state.stage is not Stage.WORKING or (work.run, work.round, work.nonce) != current:
         return state, ()
-    state = replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0)
-    state = replace(state, answered=False)
-    return state, (Send(work.transfer), _timer(state))
+    state = replace(state, stage=Stage.SENDING, transfer=work.transfer, sent=current, attempt=0, answered=False)
+    return state, (Send(),)
 
 
 def _answered(state: RoundState, control: Control) -> Transition:
     if state.stage is not Stage.SENDING or control.transfer != state.transfer:
         return state, ()
     if control.action == Action.NACK:
-        state = replace(state, attempt=0)
-        return state, (Send(state.transfer, control.missing), _timer(state))
+        return replace(state, attempt=0), (Send(control.missing),)
     wasted = state.transfer if control.action == Action.REFUSED else b""
     state = replace(state, stage=Stage.IDLE, done=True, wasted=wasted)
     if state.announcement is None or not state.announcement.finished or state.plan is None:
-        return replace(state, refused=control.action == Action.REFUSED), (ClearTimer(),)
-    return replace(state, answered=True), (ClearTimer(), RunDone(state.plan))
+        return replace(state, refused=control.action == Action.REFUSED), ()
+    return replace(state, answered=True), (RunDone(state.plan),)
 
 
 def _remind(state: RoundState, reconnected: bool = False) -> Remind:
     assert state.plan is not None
-    return Remind(state.transfer, state.plan.run_id, reconnected)
+    return Remind(state.plan.run_id, reconnected)
 
 
-def _timer(state: RoundState) -> SetTimer:
-    """Return the timer of the next reminder: its bound starts at twice the announced pause and doubles up to a cap."""
+def remind_within_s(state: RoundState) -> float:
+    """Return the longest time before the next reminder: it starts at twice the announced pause and doubles up to a cap."""
     announced_s = limits.REMIND_BASE_S if state.announcement is None else state.announcement.remind_after_s
     base_s = min(max(announced_s, limits.REMIND_BASE_S), limits.MAX_REMIND_AFTER_S)
     cap_s = limits.REMIND_CAP_S if state.attempt < limits.REMINDERS_SOON else limits.REMIND_LATE_CAP_S
-    return SetTimer(min(max(cap_s, 2.0 * base_s), base_s * 2.0 ** min(state.attempt + 1, 10)))
+    return min(max(cap_s, 2.0 * base_s), base_s * 2.0 ** min(state.attempt + 1, 10))

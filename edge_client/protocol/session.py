@@ -85,7 +85,7 @@ class DeviceSession:
         labels: topic labels of the means and checkpoints that it follows.
         sizes: see `Sizes`.
         latest: the newest announcement; waiting: an announcement whose run package has not arrived yet.
-        remind_at_s: time of the next reminder of the stored upload; None without one.
+        remind_at_s: time of the next reminder while an upload is being sent; None without one.
         turn: retransmissions of uploads so far, counted on from the device's incarnation.
         in_flight: chunks of the upload may still be on their way to the broker.
         unchecked: an announcement after which `settled` has not looked for missing messages yet.
@@ -496,24 +496,21 @@ class DeviceSession:
         """
         state, wanted = rounds.step(self.round, event)
         session = replace(self, round=state)
+        if state.stage is not rounds.Stage.SENDING:
+            session = replace(session, remind_at_s=None)
+        elif wanted:  # the upload, or a reminder of it
+            session = session._timed(rounds.remind_within_s(state), facts)
         done: list[Do] = []
         for action in wanted:
+            more: tuple[Do, ...] = (action,)
             match action:
                 case rounds.Follow(labels):
                     session, more = session._followed(labels)
-                    done.extend(more)
                 case rounds.Send():
                     session, more = session._sent(action, facts)
-                    done.extend(more)
-                case rounds.Remind(transfer, run_id, reconnected):
-                    session, more = session._reminded(transfer, run_id, facts, reconnected=reconnected)
-                    done.extend(more)
-                case rounds.SetTimer(within_s):
-                    session = session._timed(within_s, facts)
-                case rounds.ClearTimer():
-                    session = replace(session, remind_at_s=None)
-                case _:
-                    done.append(action)
+                case rounds.Remind(run_id, reconnected):
+                    session, more = session._reminded(run_id, facts, reconnected=reconnected)
+            done.extend(more)
         return session, tuple(done)
 
     def _followed(self, labels: tuple[str, ...]) -> Steps:
@@ -532,10 +529,10 @@ class DeviceSession:
             return self, ()
         return replace(self, turn=self.turn + again, in_flight=True), (send,)
 
-    def _reminded(self, transfer: bytes, run_id: bytes, facts: io.Facts, *, reconnected: bool) -> Steps:
+    def _reminded(self, run_id: bytes, facts: io.Facts, *, reconnected: bool) -> Steps:
         """Send a reminder, unless chunks of the upload are still on their way to the broker."""
         if self.in_flight and facts.busy:
             return self, ()
         # Later unacknowledged publishes are other messages.
         session = replace(self, in_flight=False, turn=self.turn + reconnected)
-        return session, (io.SendReminder(transfer, run_id, session.turn),)
+        return session, (io.SendReminder(run_id, session.turn),)

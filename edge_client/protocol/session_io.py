@@ -227,7 +227,6 @@ class SendDecline:
 class SendReminder:
     """Send a reminder of the stored upload; ``turn`` is the retransmission counter."""
 
-    transfer: bytes
     run_id: bytes
     turn: int
 

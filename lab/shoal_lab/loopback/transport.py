@@ -58,14 +58,12 @@ class LoopbackBroker:
         wildcards: as given; may be replaced at any time.
         now_s: virtual time in seconds.
         retained: the retained messages, payload by topic.
-        delivered: messages handed to sinks so far.
     """
 
     def __init__(self, faults: Faults | None = None, *, queue_offline: bool = True, wildcards: bool = True) -> None:
         self.faults = faults
         self.retained: dict[str, bytes] = {}
         self.now_s = 0.0
-        self.delivered = 0
         self._queue_offline = queue_offline
         self.wildcards = wildcards
         self._sessions: dict[str, _Session] = {}
@@ -223,7 +221,6 @@ class LoopbackBroker:
     def _hand_over(self, client: str, message: Message, qos: Qos) -> None:
         session = self._sessions[client]
         if session.online:
-            self.delivered += 1
             session.transport.report(message)
         elif self._queue_offline and qos == 1 and not message.retained:
             session.backlog.append(message)

@@ -10,7 +10,6 @@ from edge_client.protocol.round_state import (
     Announced,
     Answered,
     CancelWork,
-    ClearTimer,
     Ended,
     Follow,
     Locate,
@@ -22,12 +21,12 @@ from edge_client.protocol.round_state import (
     RoundState,
     RunDone,
     Send,
-    SetTimer,
     Stage,
     TimerFired,
     Work,
     WorkDone,
     WorkFailed,
+    remind_within_s,
     step,
 )
 from shoal import limits
@@ -41,7 +40,8 @@ TRAIN = Assignment(int(Phase.TRAIN), (0, 1), int(Share.TRAIN), train=True, evalu
 REPORT = Assignment(int(Phase.SCORE), (0,), int(Share.TRAIN), train=False, evaluate=True, margins=False)
 MODELS = RoundModels(key_version=3, offers=(Offer(0, StateId(0, 0)), Offer(1, StateId(1, 0))))
 ID = b"transfer-of-mine"
-REMIND = Remind(ID, PLAN.run_id)
+REMIND = Remind(PLAN.run_id)
+SOON_S = 2 * limits.REMIND_BASE_S
 
 
 def announcement(round_=1, **changes):
@@ -102,7 +102,7 @@ SENDING = (*WORKING, DONE)
 
 def test_a_plan_starts_from_nothing():
     state, actions = step(RoundState(0), Planned(PLAN))
-    assert actions == (CancelWork(), ClearTimer(), Follow(()))
+    assert actions == (CancelWork(), Follow(()))
     assert (state.plan, state.stage) == (PLAN, Stage.IDLE)
     assert step(state, Planned(PLAN)) == (state, ())
 
@@ -151,9 +151,8 @@ def test_a_device_without_an_order_sits_out():
 def test_finished_work_is_sent_with_a_timer():
     """Finished work is sent and a timer set."""
     state, actions = after(*SENDING)
-    assert state.stage is Stage.SENDING
-    assert actions == (Send(ID), SetTimer(2 * limits.REMIND_BASE_S))
-    assert state.sent == (1, 1, b"\1" * 16)
+    assert (state.stage, remind_within_s(state), actions) == (Stage.SENDING, SOON_S, (Send(),))
+    assert (state.transfer, state.sent) == (ID, (1, 1, b"\1" * 16))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_failed_work_sits_the_round_out():
 @pytest.mark.parametrize("action", [Action.ACK, Action.REFUSED])
 def test_an_answer_ends_the_sending(action):
     state, actions = after(*SENDING, control(action))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (ClearTimer(),))
+    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
 
 
 def test_refused_uploads_residual_is_wasted():
@@ -199,7 +198,8 @@ def test_refused_upload_is_offered_again():
     """The aggregator may have taken up a run that it did not serve; an upload that it has taken is not offered again."""
     state, _ = after(*SENDING, control(Action.REFUSED))
     state, actions = step(state, Announced(announcement()))
-    assert (state.stage, state.done, actions) == (Stage.SENDING, False, (REMIND, SetTimer(2 * limits.REMIND_BASE_S)))
+    assert (state.stage, state.done, actions) == (Stage.SENDING, False, (REMIND,))
+    assert remind_within_s(state) == SOON_S
     state, _ = step(state, control(Action.ACK))
     assert step(state, Announced(announcement()))[1] == ()
     refused, _ = after(*SENDING, control(Action.REFUSED), Announced(announcement(2)))
@@ -217,20 +217,20 @@ def test_answer_to_another_upload_is_nothing():
 
 def test_only_missing_chunks_are_sent():
     state, actions = after(*SENDING, TimerFired(), control(Action.NACK, missing=(1, 4)))
-    assert (state.stage, state.attempt) == (Stage.SENDING, 0)
-    assert actions == (Send(ID, (1, 4)), SetTimer(2 * limits.REMIND_BASE_S))
+    assert (state.stage, state.attempt, remind_within_s(state)) == (Stage.SENDING, 0, SOON_S)
+    assert actions == (Send((1, 4)),)
 
 
 def test_reminders_back_off_to_the_cap():
     state, _ = after(*SENDING)
     bounds = []
     for _ in range(14):
-        state, (remind, timer) = step(state, TimerFired())
-        assert remind == REMIND
-        bounds.append(timer.within_s)
+        state, actions = step(state, TimerFired())
+        assert actions == (REMIND,)
+        bounds.append(remind_within_s(state))
     assert bounds == [4, 8] + [10] * 9 + [60] * 3
-    again = dataclasses.replace(REMIND, reconnected=True)
-    assert step(state, Reconnected())[1] == (again, SetTimer(2 * limits.REMIND_BASE_S))
+    state, actions = step(state, Reconnected())
+    assert (actions, remind_within_s(state)) == ((dataclasses.replace(REMIND, reconnected=True),), SOON_S)
 
 
 @pytest.mark.parametrize(("announced_s", "base_s"), [(20.0, 20.0), (0.0, 1.0), (-5.0, 1.0), (1e9, 600.0)])
@@ -238,11 +238,11 @@ def test_announced_pause_bounds_reminders(announced_s, base_s):
     """A large fleet's reminders would come while the aggregator still works on the uploads."""
     opening = Announced(dataclasses.replace(announcement(), remind_after_s=announced_s))
     state, actions = after(opening, *SENDING[1:])
-    assert actions == (Send(ID), SetTimer(2 * base_s))
+    assert (actions, remind_within_s(state)) == ((Send(),), 2 * base_s)
     bounds = []
     for _ in range(14):
-        state, (_, timer) = step(state, TimerFired())
-        bounds.append(timer.within_s)
+        state, _ = step(state, TimerFired())
+        bounds.append(remind_within_s(state))
     assert min(bounds) >= 2 * base_s
     assert bounds[-1] == max(60.0, 2 * base_s)
 
@@ -258,8 +258,7 @@ def test_no_reminder_before_work_is_done(event):
 def test_round_again_reminds_of_the_upload():
     """The aggregator restarted: it may not have it."""
     state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
-    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
-    assert state.attempt == 0
+    assert (actions, remind_within_s(state), state.attempt) == ((REMIND,), SOON_S, 0)
 
 
 def test_round_again_restarts_no_work():
@@ -277,7 +276,7 @@ def test_answered_round_again_is_over():
 def test_a_new_round_cancels_the_old_one():
     for events in (SENDING[:1], WORKING, SENDING):
         state, actions = after(*events, Announced(announcement(2)))
-        assert actions[:2] == (CancelWork(), ClearTimer())
+        assert actions[0] == CancelWork()
         assert state.mark.round == 2
         assert state.attempt == 0
 
@@ -286,8 +285,7 @@ def test_restart_reminds_of_stored_upload():
     """Mark and transfer come from disk; the round is announced; nothing is computed."""
     kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
     state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
-    assert state.stage is Stage.SENDING
-    assert actions == (REMIND, SetTimer(2 * limits.REMIND_BASE_S))
+    assert (state.stage, remind_within_s(state), actions) == (Stage.SENDING, SOON_S, (REMIND,))
 
 
 def test_restarted_device_works_on_new_round():
@@ -301,7 +299,7 @@ def test_restarted_device_works_on_new_round():
 def test_the_final_answer_ends_the_run():
     work = WorkDone(1, 6, b"\6" * 16, ID)
     state, actions = after(Announced(FINAL), Located(b"\6" * 16, {}), work, control(Action.ACK, round_=6))
-    assert actions == (ClearTimer(), RunDone(PLAN))
+    assert actions == (RunDone(PLAN),)
     assert step(state, Announced(FINAL))[1] == (), "and it ends once"
 
 
@@ -347,7 +345,7 @@ def test_final_work_of_lost_model_is_redone():
         state, actions = step(state, Located(b"\6" * 16, {}))
         assert actions == (Follow(()), Work(FINAL, REPORT))
         state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
-        assert actions[0] == Send(ID)
+        assert actions == (Send(),)
         assert not state.answered
 
 
@@ -446,6 +444,6 @@ def test_replaced_aggregator_is_not_reminded():
         state, _ = step(state, event)
     assert state.stage is Stage.SENDING
     state, actions = step(state, Ended())
-    assert (state.stage, actions) == (Stage.IDLE, (CancelWork(), ClearTimer(), Follow(())))
+    assert (state.stage, actions) == (Stage.IDLE, (CancelWork(), Follow(())))
     for event in (TimerFired(), Reconnected()):
         assert step(state, event) == (state, ())

@@ -60,7 +60,7 @@ def sending(**changes):
     """Return the driver of a device that has just sent its upload of round 1."""
     driver = working(**changes)
     driver.go(driver.session.happened(rounds.WorkDone(1, 1, ANNOUNCED.nonce, TRANSFER), driver.facts))
-    assert driver.take() == [rounds.Send(TRANSFER)]
+    assert driver.take() == [rounds.Send()]
     return driver
 
 
@@ -228,7 +228,7 @@ def test_reminder_is_due_within_the_pause(jitter, share):
     assert pause_s == pytest.approx(2 * limits.REMIND_BASE_S)
     assert driver.tick(driver.session.remind_at_s - 0.001) == ()
     (reminder,) = driver.tick(driver.session.remind_at_s)
-    assert reminder == io.SendReminder(TRANSFER, PLAN.run_id, 0)
+    assert reminder == io.SendReminder(PLAN.run_id, 0)
     assert driver.tick(driver.facts.now_s + 0.001) == ()
 
 
@@ -240,7 +240,7 @@ def test_a_busy_link_puts_the_reminder_off():
     due_s = driver.session.remind_at_s
     assert driver.tick(due_s, busy=True) == ()
     assert driver.session.remind_at_s == due_s + 0.75 * limits.REMIND_BASE_S
-    assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(TRANSFER, PLAN.run_id, 0),)
+    assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(PLAN.run_id, 0),)
 
 
 def test_answered_upload_is_not_reminded_of():
@@ -277,7 +277,7 @@ def test_requested_chunks_need_no_answer():
     driver.at(busy=True)
     for _ in range(2):
         driver.hear(channels.CONTROL, control(Action.NACK, missing=(1,)))
-    assert driver.take(rounds.Send) == [rounds.Send(TRANSFER, (1,))], "and the second time it is on its way"
+    assert driver.take(rounds.Send) == [rounds.Send((1,))], "and the second time it is on its way"
 
 
 def test_slow_link_gets_one_transmission():
