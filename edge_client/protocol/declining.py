@@ -7,6 +7,7 @@ and values.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from edge_client.protocol.session_io import SendDecline
 from shoal.errors import (
@@ -27,29 +28,24 @@ from shoal.protocol.messages import Announcement, DeclineReason
 Step = tuple["Declines", tuple[SendDecline, ...]]
 
 
+_REASONS: Final = (
+    (StorageError, DeclineReason.DISK),
+    (DataError, DeclineReason.DATA),
+    (TrainerError, DeclineReason.TRAINER),
+    (TaskError, DeclineReason.TASK),
+    (NoSumError, DeclineReason.SUM),
+    (MissingStateError, DeclineReason.STATE),
+    (ReplacedKeysError, DeclineReason.KEYS),
+    (MeteredError, DeclineReason.METERED),
+    (UntrustedError, DeclineReason.REFUSED),
+    (IntegrityError, DeclineReason.REFUSED),
+)
+"""The kind of reason of each class of errors; the first that fits counts, so a class stands before those that it derives from."""
+
+
 def decline_reason(error: ShoalError) -> DeclineReason:
     """Map an error to the kind of reason that a decline carries."""
-    match error:
-        case StorageError():
-            return DeclineReason.DISK
-        case DataError():
-            return DeclineReason.DATA
-        case TrainerError():
-            return DeclineReason.TRAINER
-        case TaskError():
-            return DeclineReason.TASK
-        case NoSumError():
-            return DeclineReason.SUM
-        case MissingStateError():
-            return DeclineReason.STATE
-        case ReplacedKeysError():
-            return DeclineReason.KEYS
-        case MeteredError():
-            return DeclineReason.METERED
-        case UntrustedError() | IntegrityError():
-            return DeclineReason.REFUSED
-        case _:
-            return DeclineReason.OTHER
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), DeclineReason.OTHER)
 
 
 @dataclass(frozen=True, slots=True)

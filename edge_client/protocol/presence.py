@@ -165,7 +165,7 @@ class Attendance:
 
     def soon(self, facts: Facts) -> Attendance:
         """Publish presence and receiving keys after half to all of PRESENCE_AGAIN_S seconds."""
-        return replace(self, repeat_s=_within(PRESENCE_AGAIN_S, facts), settled=False)
+        return replace(self, repeat_s=facts.within(PRESENCE_AGAIN_S), settled=False)
 
     def ticked(self, facts: Facts, heard_s: float = math.inf) -> Step:
         """Repeat presence and receiving keys if that is due; later subscribe again whenever no message has come for long.
@@ -176,12 +176,7 @@ class Attendance:
         """
         if self.repeat_s is None or facts.now_s < self.repeat_s:
             return self, ()
-        later = replace(self, repeat_s=_within(SILENT_S, facts), settled=True)
+        later = replace(self, repeat_s=facts.within(SILENT_S), settled=True)
         if not self.settled:
             return replace(later, group=facts.group), (PublishPresence(), OfferReceivingKeys())
         return later, () if facts.now_s - heard_s < SILENT_S / 2 else (Resubscribe(TopicKind.CTL),)
-
-
-def _within(longest_s: float, facts: Facts) -> float:
-    """Return a random time between half of ``longest_s`` seconds from now and all of it."""
-    return facts.now_s + longest_s * (0.5 + 0.5 * facts.jitter)

@@ -21,6 +21,9 @@ HEARD_LAPSED: Final = (TopicKind.ROSTER, TopicKind.ROSTER_CHANGE, TopicKind.KEYS
 """The only topics that a device reads while its roster has expired. Keys are signed by the owner, and may be needed to open a
 newer roster. On the device's own topic it reads only a roster that was sealed to it alone."""
 
+STARTED: Final = (Unsubscribe(TopicKind.ROSTER), Subscribe(TopicKind.ROSTER_CHANGE))
+"""A device subscribes to changes only; the broker may still hold its subscription to whole rosters from before a restart."""
+
 Do = ApplyRosterChange | Log | Resubscribe | Subscribe | Unsubscribe
 Step = tuple["RosterSync", tuple[Do, ...]]
 
@@ -44,10 +47,6 @@ class RosterSync:
     tries: int = 0
     asked_s: float = 0.0
 
-    def started(self) -> Step:
-        """Subscribe to changes only; the broker session may still hold a subscription to whole rosters from before a restart."""
-        return self, (Unsubscribe(TopicKind.ROSTER), Subscribe(TopicKind.ROSTER_CHANGE))
-
     def checked(self, facts: Facts) -> Step:
         """Return the state after a look at the roster's expiry, which is logged when it changes."""
         if facts.roster.expired == self.lapsed:
@@ -59,10 +58,10 @@ class RosterSync:
             line = Log("warning", "the roster has expired: waiting for a newer one", {**told, "hint": EXPIRED_HINT})
         return replace(self, lapsed=lapsed), (line,)
 
-    def keys_changed(self) -> Step:
+    def after_keys(self) -> tuple[Resubscribe, ...]:
         """Re-request the newest change, and a requested whole roster: they may have arrived before they could be opened."""
-        whole = (Resubscribe(TopicKind.ROSTER),) if self.wanted else ()
-        return self, (Resubscribe(TopicKind.ROSTER_CHANGE), *whole)
+        change = Resubscribe(TopicKind.ROSTER_CHANGE)
+        return (change, Resubscribe(TopicKind.ROSTER)) if self.wanted else (change,)
 
     def changed(self, change: RosterChange, facts: Facts) -> Step:
         """Take a change: apply it if it follows our roster, else request the whole roster."""

@@ -31,7 +31,7 @@ from edge_client.protocol import session_io as io
 from edge_client.protocol.declining import Declines
 from edge_client.protocol.presence import Attendance
 from edge_client.protocol.resync import Missing, Resync
-from edge_client.protocol.roster_sync import HEARD_LAPSED, RosterSync
+from edge_client.protocol.roster_sync import HEARD_LAPSED, STARTED, RosterSync
 from shoal import limits
 from shoal.errors import UntrustedError
 from shoal.protocol import channels
@@ -189,11 +189,9 @@ class DeviceSession:
     def started(self, facts: io.Facts) -> Steps:
         """Return the session once the program runs: it subscribes, and resumes the run that was followed before a restart."""
         kinds = (TopicKind.KEYS, TopicKind.PLAN, TopicKind.ROUND, TopicKind.NOTICE, TopicKind.CTL)
-        roster, first = self.roster.started()
-        subscribed = (*first, *(io.Subscribe(kind) for kind in kinds))
-        session, checked = replace(self, roster=roster).checked(facts)
+        session, checked = self.checked(facts)
         resume = () if session.roster.lapsed else (io.ResumeRun(),)
-        return session, (*subscribed, *checked, *resume)
+        return session, (*STARTED, *(io.Subscribe(kind) for kind in kinds), *checked, *resume)
 
     def checked(self, facts: io.Facts) -> Steps:
         """Return the session after a look at the roster's expiry. Call it before each message and tick."""
@@ -277,8 +275,7 @@ class DeviceSession:
                 return self._roster_taken(event, facts)
             case io.KeysTaken():
                 told = io.Log("info", "newer keys", {"roster": facts.key_version})
-                roster, again = self.roster.keys_changed()
-                return replace(self, roster=roster), (io.OfferReceivingKeys(), told, *again, *RETAINED)
+                return self, (io.OfferReceivingKeys(), told, *self.roster.after_keys(), *RETAINED)
             case io.RunFollowed(plan, task_bytes, lost):
                 sizes = replace(self.sizes, task=task_bytes)
                 session = replace(self, sizes=sizes, late=None, declines=self.declines.followed())
@@ -478,15 +475,10 @@ class DeviceSession:
         return session, (*done, *declined, io.Stop())
 
     def _reminder_due(self, facts: io.Facts) -> Steps:
-        session = replace(self, remind_at_s=None)
         if facts.busy:
             # A slow link is still at work: a reminder would only add to its load.
-            return session._timed(limits.REMIND_BASE_S, facts), ()
-        return session._in_round(rounds.TimerFired(), facts)
-
-    def _timed(self, within_s: float, facts: io.Facts) -> DeviceSession:
-        """Return the session with a reminder due after a random time between half of ``within_s`` seconds and all of it."""
-        return replace(self, remind_at_s=facts.now_s + within_s * (0.5 + 0.5 * facts.jitter))
+            return replace(self, remind_at_s=facts.within(limits.REMIND_BASE_S)), ()
+        return self._in_round(rounds.TimerFired(), facts)
 
     def _in_round(self, event: rounds.Event, facts: io.Facts) -> Steps:
         """Let the machine of the round take an event.
@@ -499,7 +491,7 @@ class DeviceSession:
         if state.stage is not rounds.Stage.SENDING:
             session = replace(session, remind_at_s=None)
         elif wanted:  # the upload, or a reminder of it
-            session = session._timed(rounds.remind_within_s(state), facts)
+            session = replace(session, remind_at_s=facts.within(rounds.remind_within_s(state)))
         done: list[Do] = []
         for action in wanted:
             more: tuple[Do, ...] = (action,)

@@ -61,6 +61,10 @@ class Facts:
     busy: object = False
     jitter: float = 0.0
 
+    def within(self, longest_s: float) -> float:
+        """Return a random time between half of ``longest_s`` seconds from now and all of it."""
+        return self.now_s + longest_s * (0.5 + 0.5 * self.jitter)
+
 
 # ------------------------------------------------------------------------------------------------------------- events
 

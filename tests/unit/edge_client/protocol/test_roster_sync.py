@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_client.protocol.roster_sync import MOST_TRIES, WHOLE_AGAIN_S, RosterSync
+from edge_client.protocol.roster_sync import MOST_TRIES, STARTED, WHOLE_AGAIN_S, RosterSync
 from edge_client.protocol.session_io import ApplyRosterChange, Log, Resubscribe, Subscribe, Unsubscribe
 from shoal.protocol.documents import RosterChange
 from shoal.protocol.topics import TopicKind
@@ -42,7 +42,7 @@ def at(now_s=0.0, **roster):
 
 def test_only_changes_at_the_start():
     """Only changes are subscribed at the start."""
-    assert RosterSync().started()[1] == (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE))
+    assert (NO_MORE, Subscribe(TopicKind.ROSTER_CHANGE)) == STARTED
 
 
 def test_change_in_force_is_applied():
@@ -110,9 +110,9 @@ def test_copied_roster_ends_the_requests():
 def test_newer_keys_may_open_a_whole():
     """Newer keys may open a whole that could not be read."""
     changes = Resubscribe(TopicKind.ROSTER_CHANGE)
-    assert RosterSync().keys_changed()[1] == (changes,)
+    assert RosterSync().after_keys() == (changes,)
     state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
-    assert state.keys_changed()[1] == (changes, WHOLE)
+    assert state.after_keys() == (changes, WHOLE)
 
 
 @pytest.mark.parametrize("listed", [True, False])
