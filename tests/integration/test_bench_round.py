@@ -1,4 +1,4 @@
-"""`shoal bench round` on a real broker with real processes: its report matches its measurements."""
+"""`shoal bench round` and `start` on a real broker with real processes: their reports match their measurements."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import pytest
 from shoal_lab.bench import rounds
-from shoal_lab.bench.rounds import measure_starts
 
 pytestmark = [
     pytest.mark.broker,
@@ -33,15 +31,9 @@ def test_rounds_and_their_bounds_are_timed(compile_once, monkeypatch):
     assert data["device_rss_mb_max"] > 1
 
 
-# -- `shoal bench start` on a real broker with real processes --
-
-
-pytest.importorskip("torch")
-
-
 @pytest.mark.long
 def test_it_times_a_first_start_and_another():
-    data = measure_starts(1, "mosquitto")
+    data = rounds.measure_starts(1)
     assert (data["starts"], data["broker"]) == (1, "mosquitto")
     assert data["seconds_first"] == [data["seconds_first_median"]]
     for kind in ("first", "again"):
