@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -148,17 +147,6 @@ class NotReadyError(ShoalError):
 
 class DataError(TaskError):
     """A data file is missing, malformed or does not fit the task."""
-
-
-def first_true(complaints: Mapping[str, object]) -> str:
-    """Return the first text whose condition is true; empty if none is."""
-    return next((text for text, holds in complaints.items() if holds), "")
-
-
-def raise_first(kind: type[ShoalError], complaints: Mapping[str, object]) -> None:
-    """Raise an error with the first text whose condition is true, if any is. All conditions and texts have been computed."""
-    if text := first_true(complaints):
-        raise kind(text)
 
 
 def printable(text: str) -> str:

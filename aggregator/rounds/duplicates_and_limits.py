@@ -14,7 +14,7 @@ from typing import Final
 from aggregator.rounds.state import EngineState, too_late, unit_in
 from aggregator.strategies.base import ClientUpdate
 from crypto.sums.codes import CHECKS
-from shoal.errors import ShoalError, first_true
+from shoal.errors import ShoalError
 from shoal.limits import MAX_FIGURE, MAX_MARGIN, SKETCH_WORDS
 from shoal.membership.statements import peek_statement
 from shoal.protocol.documents import RunPlan
@@ -102,30 +102,26 @@ def _decide_late(state: EngineState, upload: Upload, digest: bytes) -> Verdict:
 
 def _beyond_assignment(run: RunPlan, assignment: Assignment, upload: Upload, most_attached: int) -> str:
     """Return in what the upload is not the one that was asked for; empty if it is."""
-    return first_true(
-        {
-            "trained from a model that was not offered": (upload.model not in assignment.scored),
-            f"a vector of length {upload.length}": (upload.length != (run.length if assignment.train else 0)),
-            f"an update in {len(upload.parts)} parts": (
-                len(upload.parts) != (len(run.workers) if assignment.train else 0)
-            ),
-            # A device that holds no state to seal sends its update alone.
-            f"{upload.attached} bytes attached to the update": (upload.attached > most_attached),
-            f"{len(upload.margins)} margins": (
-                len(upload.margins) != (assignment.figures if run.keeper is None else 0)
-            ),
-            f"nearest to model {upload.nearest}, which was not to be compared with": (
-                upload.nearest not in (assignment.compare or (0,))
-            ),
-            f"a share for a keeper of {len(upload.share)} bytes": (bool(upload.share) != (run.keeper is not None)),
-            f"a sketch of {len(upload.sketch)} bytes": (
-                len(upload.sketch) != (4 * SKETCH_WORDS if run.looks and upload.length else 0)
-            ),
-            f"{len(upload.checks)} codes of the update": (
-                len(upload.checks) != (CHECKS * len(run.segments) if run.keeper is not None and upload.length else 0)
-            ),
-        }
-    )
+    if upload.model not in assignment.scored:
+        return "trained from a model that was not offered"
+    if upload.length != (run.length if assignment.train else 0):
+        return f"a vector of length {upload.length}"
+    if len(upload.parts) != (len(run.workers) if assignment.train else 0):
+        return f"an update in {len(upload.parts)} parts"
+    # A device that holds no state to seal sends its update alone.
+    if upload.attached > most_attached:
+        return f"{upload.attached} bytes attached to the update"
+    if len(upload.margins) != (assignment.figures if run.keeper is None else 0):
+        return f"{len(upload.margins)} margins"
+    if upload.nearest not in (assignment.compare or (0,)):
+        return f"nearest to model {upload.nearest}, which was not to be compared with"
+    if bool(upload.share) != (run.keeper is not None):
+        return f"a share for a keeper of {len(upload.share)} bytes"
+    if len(upload.sketch) != (4 * SKETCH_WORDS if run.looks and upload.length else 0):
+        return f"a sketch of {len(upload.sketch)} bytes"
+    if len(upload.checks) != (CHECKS * len(run.segments) if run.keeper is not None and upload.length else 0):
+        return f"{len(upload.checks)} codes of the update"
+    return ""
 
 
 def _wrong_figures(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
@@ -133,21 +129,16 @@ def _wrong_figures(run: RunPlan, assignment: Assignment, upload: Upload) -> str:
     if run.keeper is not None:
         told = (upload.loss, upload.correct, upload.tested, upload.samples)
         return f"figures {told} that are for the keeper alone" if any(told) else ""
-    return first_true(
-        {
-            "impossible counts": (
-                upload.correct > upload.tested
-                or bool(upload.tested) != assignment.evaluate
-                or (assignment.train and not upload.samples)
-            ),
-            f"{upload.samples} samples where the plan's weighting is uniform": (
-                run.recipe.weighting == "uniform" and upload.samples > 1
-            ),
-            "a loss or a margin beyond the limit for reports": (
-                abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins)
-            ),
-            "a model's norm that was not asked for, or an impossible one": (
-                not (0 < upload.model_norm <= MAX_FIGURE if assignment.norm else upload.model_norm == 0)
-            ),
-        }
-    )
+    if (
+        upload.correct > upload.tested
+        or bool(upload.tested) != assignment.evaluate
+        or (assignment.train and not upload.samples)
+    ):
+        return "impossible counts"
+    if run.recipe.weighting == "uniform" and upload.samples > 1:
+        return f"{upload.samples} samples where the plan's weighting is uniform"
+    if abs(upload.loss) > MAX_FIGURE or any(abs(m) > MAX_MARGIN for m in upload.margins):
+        return "a loss or a margin beyond the limit for reports"
+    if not (0 < upload.model_norm <= MAX_FIGURE if assignment.norm else upload.model_norm == 0):
+        return "a model's norm that was not asked for, or an impossible one"
+    return ""

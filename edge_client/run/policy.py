@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from crypto.mask.modes.registry import MODES
-from shoal.errors import IntegrityError, UntrustedError, raise_first
+from shoal.errors import IntegrityError, UntrustedError
 from shoal.membership.signed_plans import open_package
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import RunPackage, RunPlan
@@ -72,23 +72,17 @@ def check_announcement(announcement: Announcement, plan: RunPlan) -> None:
             of too few devices; a recipe that isn't a mean of models.
     """
     a, held = announcement, announcement.held
+    if (a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id):
+        raise UntrustedError("an announcement of another run")
+    if not 1 <= a.round <= plan.recipe.rounds + 1 or (a.round > plan.recipe.rounds) != a.finished:
+        raise UntrustedError(f"round {a.round} of a run of {plan.recipe.rounds}")
+    if a.unit and (plan.keeper is None or plan.recipe.precision_up == "float32" or not 0 < a.unit < math.inf):
+        raise UntrustedError(f"updates in steps of {a.unit:g}, which the plan does not have")
     models = [offer.model for offer in held.offers if offer.model != SHARED_MODEL]
-    raise_first(
-        UntrustedError,
-        {
-            "an announcement of another run": ((a.fleet, a.run, a.run_id) != (plan.fleet, plan.run, plan.run_id)),
-            f"round {a.round} of a run of {plan.recipe.rounds}": (
-                not 1 <= a.round <= plan.recipe.rounds + 1 or (a.round > plan.recipe.rounds) != a.finished
-            ),
-            f"updates in steps of {a.unit:g}, which the plan does not have": (
-                a.unit and (plan.keeper is None or plan.recipe.precision_up == "float32" or not 0 < a.unit < math.inf)
-            ),
-            f"{len(models)} models where the plan allows {plan.max_models}": (len(models) > plan.max_models),
-            "a shared part that the plan does not have": (
-                len(models) < len(held.offers) and {s.name for s in plan.segments} != {"shared", "cluster"}
-            ),
-        },
-    )
+    if len(models) > plan.max_models:
+        raise UntrustedError(f"{len(models)} models where the plan allows {plan.max_models}")
+    if len(models) < len(held.offers) and {s.name for s in plan.segments} != {"shared", "cluster"}:
+        raise UntrustedError("a shared part that the plan does not have")
     _check_states(a.round, held, plan)
 
 
@@ -188,34 +182,26 @@ def check_assignment(assignment: Assignment, announcement: Announcement, plan: R
             that the plan does not have.
     """
     known = {offer.model for offer in announcement.held.offers} - {SHARED_MODEL}
-    raise_first(
-        UntrustedError,
-        {
-            "an order to seal a model that is not announced": (not set(assignment.seal) <= known | {SHARED_MODEL}),
-            "an order to compare with a model that is not announced, or twice with one": (
-                not set(assignment.compare) <= known or len(set(assignment.compare)) != len(assignment.compare)
-            ),
-            "an order names a model that is not announced": (not set(assignment.candidates) <= known),
-            "an order names a candidate twice": (len(set(assignment.candidates)) != len(assignment.candidates)),
-            "an order to train where there is nothing to train for": (
-                assignment.train
-                and (announcement.round > plan.recipe.rounds or assignment.phase not in TRAINING_PHASES)
-            ),
-            "an order to train and report margins at once": (
-                assignment.trains and assignment.margins and assignment.phase != Phase.ADAPT
-            ),
-            "an order to adapt models where there is nothing to report": (
-                assignment.phase == Phase.ADAPT
-                and not (assignment.train and assignment.margins and len(assignment.candidates) == 2)
-            ),
-            "an order to find a direction where there is nothing to compare": (
-                assignment.phase == Phase.PLACE
-                and (
-                    announcement.round > plan.recipe.rounds or len(assignment.candidates) > 1 or not assignment.compare
-                )
-            ),
-        },
-    )
+    if not set(assignment.seal) <= known | {SHARED_MODEL}:
+        raise UntrustedError("an order to seal a model that is not announced")
+    if not set(assignment.compare) <= known or len(set(assignment.compare)) != len(assignment.compare):
+        raise UntrustedError("an order to compare with a model that is not announced, or twice with one")
+    if not set(assignment.candidates) <= known:
+        raise UntrustedError("an order names a model that is not announced")
+    if len(set(assignment.candidates)) != len(assignment.candidates):
+        raise UntrustedError("an order names a candidate twice")
+    if assignment.train and (announcement.round > plan.recipe.rounds or assignment.phase not in TRAINING_PHASES):
+        raise UntrustedError("an order to train where there is nothing to train for")
+    if assignment.trains and assignment.margins and assignment.phase != Phase.ADAPT:
+        raise UntrustedError("an order to train and report margins at once")
+    if assignment.phase == Phase.ADAPT and not (
+        assignment.train and assignment.margins and len(assignment.candidates) == 2
+    ):
+        raise UntrustedError("an order to adapt models where there is nothing to report")
+    if assignment.phase == Phase.PLACE and (
+        announcement.round > plan.recipe.rounds or len(assignment.candidates) > 1 or not assignment.compare
+    ):
+        raise UntrustedError("an order to find a direction where there is nothing to compare")
     _check_statistics(assignment, plan)
     _check_capabilities(assignment, announcement, plan)
 
@@ -234,24 +220,16 @@ def _check_statistics(assignment: Assignment, plan: RunPlan) -> None:
 
 def _check_capabilities(assignment: Assignment, announcement: Announcement, plan: RunPlan) -> None:
     allowed = plan.capabilities
-    raise_first(
-        UntrustedError,
-        {
-            "an order to pre-train, which the plan does not allow": (
-                assignment.phase == Phase.PRETRAIN and not allowed.pretrain
-            ),
-            "an order to report margins, which the plan does not allow": (assignment.margins and not allowed.margins),
-            "an order to report a model's norm, which the plan does not allow": (
-                assignment.norm and not (assignment.train and allowed.scale)
-            ),
-            "an order to compare models, which the plan does not allow": (
-                assignment.compare and not (assignment.trains and allowed.compare)
-            ),
-            "an order to keep a path of models, which the plan does not allow": (
-                assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path)
-            ),
-        },
-    )
+    if assignment.phase == Phase.PRETRAIN and not allowed.pretrain:
+        raise UntrustedError("an order to pre-train, which the plan does not allow")
+    if assignment.margins and not allowed.margins:
+        raise UntrustedError("an order to report margins, which the plan does not allow")
+    if assignment.norm and not (assignment.train and allowed.scale):
+        raise UntrustedError("an order to report a model's norm, which the plan does not allow")
+    if assignment.compare and not (assignment.trains and allowed.compare):
+        raise UntrustedError("an order to compare models, which the plan does not allow")
+    if assignment.phase == Phase.KEEP and not (announcement.finished and allowed.keep_path):
+        raise UntrustedError("an order to keep a path of models, which the plan does not allow")
 
 
 def task_purpose(plan_digest: bytes) -> str:
