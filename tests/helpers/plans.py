@@ -119,7 +119,7 @@ def upload_of(engine, state, device, /, values=None, signer=None, **changes):
         "model": assignment.candidates[0],
         "samples": 10,
         "loss": 1.0,
-        "margins": (0.0,) * len(assignment.candidates) if assignment.margins else (),
+        "margins": (0.0,) * assignment.figures,
         "correct": 3 if assignment.evaluate else 0,
         "tested": 4 if assignment.evaluate else 0,
         "length": len(body) // 4,

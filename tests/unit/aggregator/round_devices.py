@@ -402,7 +402,7 @@ class RoundDevice:
             model=model,
             samples=10,
             loss=self.loss(held, model),
-            margins=tuple(self.loss(held, m) - first for m in order.candidates) if order.margins else (),
+            margins=(*(self.loss(held, m) - first for m in order.candidates), 0.0)[: order.figures],
             correct=3 if order.evaluate else 0,
             tested=4 if order.evaluate else 0,
             length=len(body) // 4,

@@ -73,6 +73,7 @@ def test_named_cause_is_not_repeated():
         (errors.IntegrityError, 7),
         (errors.WireError, 7),
         (errors.WireVersionError, 7),
+        (errors.LaterKindError, 7),
         (errors.DocumentError, 7),
         (errors.MissingStateError, 7),
         (errors.NoSumError, 7),

@@ -32,7 +32,7 @@ from shoal.membership.directory import KEY_FILE
 from shoal.owner.runs.plan import origins_needed
 from shoal.owner.task_compiler.builtin import build
 from shoal.owner.task_compiler.compile import compile_task
-from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
+from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, as_settings
 from shoal.simulation.process_fleet import PROGRAMS, Program, Stage, StageError, cpu_seconds, memory_mb
 from shoal.task.bundle import TaskBundle
 from shoal.transport.local_broker import BrokerProcess, queue_limits, start_broker
@@ -55,8 +55,8 @@ STALLED_S: Final = 300.0
 UNLIKE_A_FLEET: Final[Mapping[str, Any]] = {"min_contributors": 1, "quorum": 1.0, "deadline_s": 3600.0}
 """Options that are not a fleet's defaults. Every cluster moves in every round, however few devices it has, and a round with a
 lost upload ends only when the upload arrives."""
-WITH_CHURN: Final[Mapping[str, Any]] = {"deadline_s": 10.0}
-"""The one option that is not a fleet's default where devices leave: every round waits that long for those that are gone."""
+CHURN_DEADLINE_S: Final = 10.0
+"""Time that every round waits for devices that are gone."""
 SPARE_FILES: Final = 64
 """Open files of a broker or a driver besides one, or FILES_PER_DEVICE, for each device."""
 FILES_PER_DEVICE: Final = 5
@@ -107,7 +107,7 @@ class LoadFleet(Stage):
         self._reports: dict[str, Path] = {}
         self.size, self.rounds, self.algorithm, self.shards = devices, rounds, algorithm, shards
         self.names = [f"dev-{place:05}" for place in range(devices)]
-        bundle, unlike = _compiled(model), WITH_CHURN if churn else UNLIKE_A_FLEET
+        bundle, unlike = _compiled(model), _with_churn(devices, churn) if churn else UNLIKE_A_FLEET
         if with_keeper:
             unlike = {**unlike, "min_contributors": limits.LEAST_CELL}
         options = Recipe(
@@ -275,6 +275,17 @@ def _compiled(model: str) -> TaskBundle:
     """Return the compiled task of a model. Compiling takes seconds, so the fleets of a process share it."""
     made = build(model, **MODELS[model])
     return compile_task(made.model, made.loss, made.example, name=model, kind=made.kind, hyper=LOCAL)
+
+
+def _with_churn(devices: int, churn: float) -> dict[str, Any]:
+    """Return the options that are not a fleet's defaults where devices leave: those that stay in a round are enough for it.
+
+    Devices that left come back after the next round. A quorum that needs them would wait for them without end.
+    """
+    gone = round(churn * devices)
+    online = max(1, devices - gone)
+    quorum = min(DEFAULTS.quorum, max(1, online - gone) / online)
+    return {"deadline_s": CHURN_DEADLINE_S, "quorum": quorum}
 
 
 def _memory_directory(needed_bytes: int) -> Path | None:
