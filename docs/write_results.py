@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_lab.bench import poison
-from shoal_lab.bench.load import measurement
+from shoal_lab.bench.load import soak
 from shoal_lab.bench.load import table as load_table
 from shoal_lab.experiments.wild.page import choice_table, kinds_table, load
 
@@ -178,7 +178,7 @@ def main() -> None:
             sys.exit("run: python docs/write_results.py --write")
     if written:
         kept = [run["data"] for run in record.read_lines(ROOT / load_table.FILE) if "growth" in run["data"]]
-        measurement.plot_soaks([data | data["growth"] for data in kept], GROWTH)
+        soak.plot([data | data["growth"] for data in kept], GROWTH)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from edge_client.answers.loaded_model import LoadedModel, load
     from shoal.protocol.documents import RunPlan
     from shoal.simulation.api.result import Result, Round
-    from shoal.simulation.api.simulate import Sweep, simulate, sweep
+    from shoal.simulation.api.simulate import simulate
     from shoal.simulation.api.split import split
+    from shoal.simulation.api.sweep import Sweep, sweep
     from shoal.simulation.api.writers import CsvWriter, HistoryWriter, MlflowWriter, TensorBoardWriter
 
     __version__: str
@@ -102,12 +103,12 @@ _LAZY = {
     "RunPlan": "shoal.protocol.documents:RunPlan",
     "Strategy": "aggregator.strategies.base:Strategy",
     "StrategySettings": "aggregator.strategies.base:StrategySettings",
-    "Sweep": "shoal.simulation.api.simulate:Sweep",
+    "Sweep": "shoal.simulation.api.sweep:Sweep",
     "TensorBoardWriter": "shoal.simulation.api.writers:TensorBoardWriter",
     "load": "edge_client.answers.loaded_model:LoadedModel",
     "simulate": "shoal.simulation.api.simulate:simulate",
     "split": "shoal.simulation.api.split:split",
-    "sweep": "shoal.simulation.api.simulate:sweep",
+    "sweep": "shoal.simulation.api.sweep:sweep",
 }
 _UNINSTALLED = "0+source"
 

@@ -7,7 +7,7 @@ The functions here are pure:
 - `agree` separates a round's updates into those trained from the states that most devices hold, and those out of step;
 - `after_round` takes a closed round into account: its step, its statements, its checkpoints.
 
-`aggregator.rounds.opening` says which devices lack a state, and orders checkpoints for them.
+`aggregator.rounds.missing_states` says which devices lack a state, and orders checkpoints for them.
 
 Example: of five devices one has a damaged model. Four statements name one digest of state (0, 6) and one names another, so
 the update of that device is left out, and the device takes a checkpoint.

@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 
+from aggregator.page.access import Access, Listen
 from aggregator.page.feed import Feed
 from aggregator.page.metrics import Metrics
-from aggregator.page.server import Access, Listen, PageServer
+from aggregator.page.server import PageServer
 from aggregator.status.facts import ConnectionFacts, DeviceStatus, LiveFacts, RunStatus
 from aggregator.status.record import Facts
 from aggregator.storage.store import Store

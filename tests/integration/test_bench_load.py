@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench.load import fleet_load
+from shoal_lab.bench.load import fleet_load, soak
 from shoal_lab.bench.load.fleet_load import LoadFleet
-from shoal_lab.bench.load.measurement import measure, plot_soaks, soak
+from shoal_lab.bench.load.measurement import measure
 
 from tests.helpers.trees import python
 
@@ -133,10 +133,10 @@ def test_rounds_close_though_devices_leave():
 @pytest.mark.long
 def test_short_soak_has_samples(tmp_path):
     """A short soak has samples in both thirds and a figure."""
-    data = soak(4, 0.05)
+    data = soak.measure(4, 0.05)
     assert len(data["samples"]) >= 4
     assert data["rounds"] > 0
     assert set(data["flat"]) == set(data["first_third"]) == set(data["last_third"])
     assert json.loads(json.dumps(data)) == data
-    plot_soaks([data], tmp_path / "soak.svg")
+    soak.plot([data], tmp_path / "soak.svg")
     assert (tmp_path / "soak.svg").read_bytes().count(b'id="axes_') == 5

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from shoal_lab.bench import rounds
+from shoal_lab.bench.starts import measure
 
 pytestmark = [
     pytest.mark.broker,
@@ -33,7 +34,7 @@ def test_rounds_and_their_bounds_are_timed(compile_once, monkeypatch):
 
 @pytest.mark.long
 def test_it_times_a_first_start_and_another():
-    data = rounds.measure_starts(1)
+    data = measure(1)
     assert (data["starts"], data["broker"]) == (1, "mosquitto")
     assert data["seconds_first"] == [data["seconds_first_median"]]
     for kind in ("first", "again"):

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench.load.measurement import measure, plot_soaks, soak
+from shoal_lab.bench.load import soak
+from shoal_lab.bench.load.measurement import measure
 
 from shoal.report import record
 from shoal.transport.local_broker import free_port
@@ -73,7 +74,7 @@ def test_the_fleet_page_costs_little():
 
 @pytest.mark.timeout(2 * HOUR_S + 60 * SOAK_MINUTES)
 def test_a_soak_stays_flat(tmp_path):
-    data = soak(SOAK_DEVICES, SOAK_MINUTES)
+    data = soak.measure(SOAK_DEVICES, SOAK_MINUTES)
     keep("soak", data)
-    plot_soaks([data], tmp_path / "soak.png")
+    soak.plot([data], tmp_path / "soak.png")
     assert data["flat"] == dict.fromkeys(data["flat"], True)

@@ -94,9 +94,9 @@ def bench_start(
     starts: Annotated[int, typer.Option(help="Starts of each kind.", min=1, max=100)] = 5,
 ) -> Report:
     """Measure the seconds from a device's start to its first loss and first update, without the run on its disk and with it."""
-    from shoal_lab.bench import rounds as bench
+    from shoal_lab.bench import starts as bench
 
-    return Report(bench.measure_starts(starts), bench.start_words)
+    return Report(bench.measure(starts), bench.words)
 
 
 @_bench
@@ -163,13 +163,13 @@ def bench_soak(
     """Run rounds for many minutes and compare the aggregator's memory, files and times in the first and last third."""
     from shoal.report.plot import check
     from shoal.report.record import check_place
-    from shoal_lab.bench.load import measurement
+    from shoal_lab.bench.load import soak
 
     if plot is not None:
         check(plot)
         check_place(plot, "--plot")
-    data = measurement.soak(devices, minutes)
-    return Report(data, measurement.soak_words, *([partial(measurement.plot_soaks, [data], plot)] if plot else []))
+    data = soak.measure(devices, minutes)
+    return Report(data, soak.words, *([partial(soak.plot, [data], plot)] if plot else []))
 
 
 @_bench

@@ -31,9 +31,10 @@ from shoal.protocol.documents import RunPlan
 from shoal.protocol.messages import FOR_ALL, STATISTICS_MODEL, Assignment, Phase, Share, statistics_model
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population
+from shoal.simulation.engine.exchange import exchange
 from shoal.simulation.engine.models import Models
 from shoal.simulation.engine.private import PrivateParts, PrivateRows, PrivateStart
-from shoal.simulation.engine.ranks import current_ranks, exchange
+from shoal.simulation.engine.ranks import current_ranks
 from shoal.simulation.trainers import scoring
 from shoal.simulation.trainers.blocks import Block, DivergedError, Shelf, Trained, Trainer, without_diverged
 from shoal.simulation.trainers.dual import Dual, Scored

@@ -9,8 +9,8 @@ import typer
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench import beside, cli, rounds
-from shoal_lab.bench.load import measurement
+from shoal_lab.bench import beside, cli, rounds, starts
+from shoal_lab.bench.load import measurement, soak
 
 from shoal.errors import ShoalError
 
@@ -128,8 +128,8 @@ FIRST = ((0.9, 0.8, 0.6), (0.5, 0.4, 0.3), (0.7, 0.6, 0.4))
             ],
         ),
         (
-            rounds.start_words,
-            rounds.start_figures(FIRST, FIRST[::-1], "mosquitto"),
+            starts.words,
+            starts.figures(FIRST, FIRST[::-1], "mosquitto"),
             [
                 "fetching the run: 0.60 s to the first loss (0.40 s of CPU) (median of 3, 0.40 to 0.80)",
                 "fetching the run: 0.70 s to the first update (median of 3, 0.50 to 0.90)",
@@ -150,7 +150,7 @@ FIRST = ((0.9, 0.8, 0.6), (0.5, 0.4, 0.3), (0.7, 0.6, 0.4))
             ],
         ),
         (
-            measurement.soak_words,
+            soak.words,
             {**THIRDS, **SOAK, "flat": {"rss_mb": False, "open_files": True}},
             [
                 "1 device, 2.0 minutes, 100 rounds; 0 NACKs, 2 reminders",

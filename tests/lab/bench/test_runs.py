@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shoal_lab.bench import rounds
+from shoal_lab.bench import rounds, starts
 from shoal_lab.bench.rounds import LOCAL, SAMPLES, TRAININGS
 
 from edge_client.learning.training import FIRST_STEP
@@ -76,10 +76,10 @@ class FakeStage:
 @pytest.mark.parametrize(("missing", "words"), [("loss", "no loss was logged"), ("update", "no round was closed")])
 def test_a_start_ends_with_a_closed_round(monkeypatch, tmp_path, missing, words):
     """A device that does nothing is an error with its log."""
-    monkeypatch.setattr(rounds, "SETTLE_S", 0.0)
-    update_s, loss_s, loss_cpu_s = rounds._start(FakeStage(tmp_path), 1, tmp_path)
-    assert 0 < loss_s <= update_s < rounds.WITHIN_S
+    monkeypatch.setattr(starts, "SETTLE_S", 0.0)
+    update_s, loss_s, loss_cpu_s = starts._start(FakeStage(tmp_path), 1, tmp_path)
+    assert 0 < loss_s <= update_s < starts.WITHIN_S
     assert loss_cpu_s == 0.25
-    monkeypatch.setattr(rounds, "WITHIN_S", 0.0)
+    monkeypatch.setattr(starts, "WITHIN_S", 0.0)
     with pytest.raises(StageError, match=f"(?s){words}.*its last words"):
-        rounds._start(FakeStage(tmp_path, **{missing: False}), 1, tmp_path)
+        starts._start(FakeStage(tmp_path, **{missing: False}), 1, tmp_path)

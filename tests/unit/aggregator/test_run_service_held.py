@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aggregator.rounds import opening
+from aggregator.rounds import missing_states
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.states import StateId
 from tests.unit.aggregator.round_devices import RoundFleet
@@ -161,7 +161,7 @@ def test_clusters_devices_hold_its_model(tmp_path):
 @pytest.mark.slow
 def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
     """A cluster whose devices missed its last mean makes up for it however late."""
-    monkeypatch.setattr(opening, "CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(missing_states, "CHECKPOINT_EVERY", 1)
     settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
     fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
     two_groups(fleet)

@@ -35,8 +35,8 @@ from crypto.mask.derivation import MaskKey
 from shoal.errors import UsageError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
+from shoal.simulation.engine.masks import RoundMasks
 from shoal.simulation.engine.metrics import purity
-from shoal.simulation.engine.models import RoundMasks
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.trainers.networks import Linear
 from shoal.types import Segment

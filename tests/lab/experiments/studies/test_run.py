@@ -9,7 +9,7 @@ from shoal_lab.experiments.common.experiment import Options, Quiet
 from shoal_lab.experiments.data.datasets import MissingDataError
 from shoal_lab.experiments.figures import panels_of
 from shoal_lab.experiments.studies import run as module
-from shoal_lab.experiments.studies.run import Alone
+from shoal_lab.experiments.studies.alone import Alone
 from shoal_lab.experiments.studies.tasks import TASKS, sizes
 
 from shoal.errors import ConfigError, UsageError

@@ -10,7 +10,8 @@ from contextlib import closing
 import pytest
 
 from aggregator.page import server as server_module
-from aggregator.page.server import HEAD_BYTES, MOST_STREAMS, Access, Listen, PageServer
+from aggregator.page.access import Access, Listen
+from aggregator.page.server import HEAD_BYTES, MOST_STREAMS, PageServer
 from aggregator.status.record import SILENT_S
 from shoal.errors import ConfigError
 from tests.helpers.pages import PagePlace, embedded, names

@@ -26,7 +26,7 @@ from aggregator.strategies.base import (
     weights_of,
 )
 from aggregator.strategies.cfl.state import CflSettings
-from aggregator.strategies.ifca.strategy import IfcaSettings
+from aggregator.strategies.ifca.state import IfcaSettings
 from shoal.errors import ConfigError, IntegrityError, KeyMismatchError
 from shoal.protocol.documents import SegmentSpec
 from shoal.protocol.messages import Phase, Share

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aggregator.strategies.ifca.strategy import Broadcast
+from aggregator.strategies.ifca.state import Broadcast
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = ("a", "b", "c", "d")

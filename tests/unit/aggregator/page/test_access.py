@@ -2,7 +2,7 @@
 
 import pytest
 
-from aggregator.page.server import LEAST_TOKEN, Access, Listen
+from aggregator.page.access import LEAST_TOKEN, Access, Listen
 from shoal.errors import ConfigError
 
 TOKEN = "0123456789abcdef"

@@ -6,7 +6,7 @@ import pytest
 from crypto.mask.derivation import derive
 from crypto.mask.schedule import VersionKey
 from shoal.errors import IntegrityError
-from shoal.simulation.engine.models import KEY_VERSION, RoundMasks
+from shoal.simulation.engine.masks import KEY_VERSION, RoundMasks
 from shoal.types import Segment
 
 SEGMENTS = (Segment("cluster", 40),)

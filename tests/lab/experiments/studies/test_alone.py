@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from shoal_lab.experiments.studies import run as study
-from shoal_lab.experiments.studies.run import train_alone
+from shoal_lab.experiments.studies import alone
+from shoal_lab.experiments.studies.alone import train_alone
 
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
@@ -44,7 +44,7 @@ def test_each_rank_trains_some_devices(monkeypatch, momentum):
             return together
 
     for rank in range(3):
-        monkeypatch.setattr(study, "current_ranks", lambda rank=rank: Third(rank, 3))
+        monkeypatch.setattr(alone, "current_ranks", lambda rank=rank: Third(rank, 3))
         train_alone(population, network, local, rounds=4, seed=2)
     np.testing.assert_allclose(together, np.column_stack((whole.accuracies, whole.losses)), rtol=1e-6)
 
