@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from edge_client.membership import DeviceMembership
     from edge_client.models.round_context import Run
     from edge_client.run.held_models import HeldModels
-    from shoal.protocol.documents import RosterChange, RunPlan
+    from shoal.protocol.documents import Roster, RosterChange, RunPlan
 
 LOG = logging.getLogger("shoal.edge")
 GROWTH_EVERY_S = 60.0
@@ -179,6 +179,7 @@ class DeviceRuntime:
         )
         self._refusals = Refusals(LOG)
         self._disk_error: StorageError | None = None
+        self._roster: tuple[Roster, io.RosterFacts] | None = None
         self._now_s = 0.0
         self.runs_done = 0
 
@@ -419,17 +420,20 @@ class DeviceRuntime:
 
     def _facts(self) -> io.Facts:
         member = self._membership
-        roster = member.roster
+        if self._roster is None or self._roster[0] is not member.roster:
+            roster = member.roster
+            signature = member.roster_bytes[:SIGNATURE_BYTES]
+            facts = io.RosterFacts(
+                roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
+            )
+            self._roster = roster, facts
+        roster_facts, expired = self._roster[1], member.expired
+        if roster_facts.expired != expired:
+            roster_facts = dataclasses.replace(roster_facts, expired=expired)
+            self._roster = member.roster, roster_facts
         return io.Facts(
             now_s=self._now_s,
-            roster=io.RosterFacts(
-                roster.sequence,
-                member.roster_bytes[:SIGNATURE_BYTES],
-                roster.active_count,
-                until=expiry_of(roster),
-                expired=member.expired,
-                listed=member.listed,
-            ),
+            roster=roster_facts,
             group=member.group,
             key_version=member.newest_generation,
             keys_since=member.keys_since,

@@ -1,4 +1,4 @@
-"""What a fleet's traffic shows: a broker that records every message, and the record as the aggregator opens it.
+"""A record of a fleet's traffic: a broker that keeps every message, and the record as the aggregator opens it.
 
 Traffic analysis by metadata: Danezis and Clayton, "Introducing Traffic Analysis" (2007). The fleet runs with real keys and seals.
 """

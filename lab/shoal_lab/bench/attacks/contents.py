@@ -1,4 +1,4 @@
-"""What one update shows of a device's data: its labels, its images, their grey levels, and who is a member.
+"""Attacks that read a device's data from one update: its labels, its images, their grey levels, and who is a member.
 
 Each attack is a function from the lab and a mask mode to its results; its docstring names the publication.
 """
