@@ -241,6 +241,10 @@ class Rounds:
         self.events.extend(outcome.events)
         return outcome
 
+    def go(self, answer, rounds, present=None):
+        """Do so many rounds and return the outcome of the last."""
+        return [self.step(answer, present) for _ in range(rounds)][-1]
+
     def settle(self):
         """Let the devices take the means of the round that has closed."""
         models = self.strategy.models_of(self.state)

@@ -27,8 +27,7 @@ def answer(device, assignment, round_):
 @pytest.mark.parametrize(("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])])
 def test_model_moves_by_the_weighted_means(weighting, weights):
     rounds = Rounds(run_plan(weighting=weighting), DEVICES)
-    for _ in range(3):
-        rounds.step(answer)
+    rounds.go(answer, 3)
     mean = sum(w * VECTORS[d].astype(np.float64) for w, d in zip(weights, DEVICES, strict=True))
     slot = rounds.state.slot
     np.testing.assert_allclose(rounds.theta(slot), mean * 6, rtol=1e-5)
@@ -101,8 +100,7 @@ def test_aggregator_does_what_fedavg_does():
     models = []
     for algorithm in ("fedavg", "fedprox"):
         rounds = Rounds(run_plan(algorithm, local=PROXIMAL), vectors)
-        for _ in range(2):
-            rounds.step(lambda device, _order, round_: contribution(device, vectors[device], round=round_))
+        rounds.go(lambda device, _order, round_: contribution(device, vectors[device], round=round_), 2)
         models.append(rounds.theta(rounds.state.slot).tobytes())
     assert models[0] == models[1]
 

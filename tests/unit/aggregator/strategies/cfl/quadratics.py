@@ -28,13 +28,22 @@ TRIED = {"eps1": 0.4, "warm_up": 1, "cool_down": 0, "refused_cool_down": 3, "p_v
 def settled_tree(**settings):
     """Return rounds in which Alg. 5 has cut the four groups apart: three nested splits."""
     rounds = cfl(**{**ALG_5, **settings})
-    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    rounds.go(Quadratic(rounds), 12)
     return rounds
 
 
 def cfl(devices=DEVICES, changes=None, **settings):
     run = run_plan("cfl", settings, segments=(SegmentSpec("cluster", D),), **{"rounds": 200, **(changes or {})})
     return Rounds(run, devices)
+
+
+def ran(rounds, kind=None, devices=DEVICES, changes=None, **settings):
+    """Return a fleet after so many rounds, and the answers of its devices."""
+    fleet = cfl(devices, changes, **settings)
+    answer = (kind or Quadratic)(fleet)
+    for _ in range(rounds):
+        fleet.step(answer)
+    return fleet, answer
 
 
 class Quadratic:
@@ -85,8 +94,3 @@ def everybody(state):
 
 
 TRUTH = {frozenset(members) for members in GROUPS.values()}
-
-
-def run_until_quiet(rounds, answer, most=40, **kwargs):
-    for _ in range(most):
-        rounds.step(answer, **kwargs)

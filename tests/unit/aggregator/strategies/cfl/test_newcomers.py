@@ -20,13 +20,12 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     GROUPS,
     NOISE,
     TRIED,
-    TRUTH,
     D,
     Quadratic,
     cfl,
     everybody,
     partition,
-    run_until_quiet,
+    ran,
     settled_tree,
 )
 
@@ -61,7 +60,7 @@ def test_twenty_newcomers_join_their_groups(participation):
     rounds.strategy = type(rounds.strategy)(run)
     answer = Quadratic(rounds, goals_with(NEWCOMERS))
     begun = rounds.round
-    run_until_quiet(rounds, answer, most=4, present=(*DEVICES, *NEWCOMERS))
+    rounds.go(answer, 4, present=(*DEVICES, *NEWCOMERS))
     joined = {e.detail["device"]: (e.round - begun, e.detail["by"]) for e in rounds.events if e.kind == "newcomer"}
     assert set(joined) == set(NEWCOMERS)
     assert {by for _, by in joined.values()} == {"direction"}
@@ -75,8 +74,7 @@ def test_twenty_newcomers_join_their_groups(participation):
 @pytest.mark.parametrize("settings", [ALG_5, TRIED])
 def test_edges_directions_are_mean_updates(settings):
     """Each device's update leads from theta* to its goal, so an edge's direction leads to the mean goal of its side."""
-    rounds = cfl(**settings)
-    run_until_quiet(rounds, Quadratic(rounds), most=40)
+    rounds, _ = ran(40, **settings)
     assert len(rounds.state.tree) == 3
     clusters = {c.id: c.members for c in rounds.state.clusters.values()}
     for node in rounds.state.tree.values():
@@ -105,41 +103,6 @@ def by_loss(rounds):
     return rounds
 
 
-def test_unseen_member_is_placed_online():
-    """It has no update to compare, so its cluster is cut without it. Once online, it walks down the tree."""
-    silent = "dev-71"
-    rounds = cfl(**ALG_5)
-    answer = Quadratic(rounds)
-    run_until_quiet(rounds, answer, most=12, present=[d for d in DEVICES if d != silent])
-    assert rounds.state.unplaced == {silent: 0}
-    assert everybody(rounds.state) == sorted(DEVICES)
-    run_until_quiet(rounds, answer, most=5)
-    assert partition(rounds) == TRUTH
-
-
-def test_newcomer_joins_the_one_cluster():
-    """A newcomer before any split joins the one cluster."""
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9})
-    rounds.step(Quadratic(rounds))
-    NOISE["dev-99"] = np.zeros(D)
-    answer = Quadratic(rounds, {**{d: GOAL[g] for d, g in GROUP_OF.items()}, "dev-99": GOAL["b"]})
-    outcome = rounds.step(answer, present=(*DEVICES, "dev-99"))
-    assert outcome.clusters["dev-99"] == 0
-
-
-def test_newcomer_gets_no_leaf_on_trial():
-    """A newcomer is not offered a leaf on trial."""
-    rounds = by_loss(cfl(**TRIED))
-    answer = Quadratic(rounds, goals_with({"dev-99": "b"}))
-    while not (rounds.state.tree and rounds.state.trials):
-        rounds.step(answer)
-    tried = set(rounds.state.trials)
-    rounds.step(answer, present=(*DEVICES, "dev-99"))
-    (offered,) = {o.candidates for _, d, o in answer.assignments if d == "dev-99"}
-    assert set(offered) == rounds.state.clusters.keys() - tried
-    assert sum("dev-99" in c.members for c in rounds.state.clusters.values()) == 1
-
-
 def test_newcomer_in_first_trial_joins_after():
     """A newcomer during the first trial joins when it is over."""
     rounds = cfl(**TRIED)
@@ -150,7 +113,7 @@ def test_newcomer_in_first_trial_joins_after():
     assert "dev-99" not in outcome.clusters
     plan = rounds.strategy.final(rounds.state, 9, (*DEVICES, "dev-99"))
     assert plan.assignments["dev-99"].candidates == (0,), "should the run end now, it gets the root's model"
-    run_until_quiet(rounds, answer, most=30, present=(*DEVICES, "dev-99"))
+    rounds.go(answer, 30, present=(*DEVICES, "dev-99"))
     (own,) = [c for c in rounds.state.clusters.values() if "dev-99" in c.members]
     assert set(own.members) == {*GROUPS["a"], "dev-99"}
 
@@ -200,12 +163,8 @@ def test_new_devices_join_in_name_order():
     assert after.clusters[ROOT].members == ("dev-1", "new-1", "new-2")
     assert not after.unplaced
     assert FLAT.clusters[ROOT].members == ("dev-1",), "the earlier state does not change"
-
-
-def test_new_devices_wait_for_the_only_trial():
-    """New devices wait while the only cluster is on trial."""
     tried = dataclasses.replace(FLAT, trials={ROOT: trial(ROOT)})
-    assert welcome(tried, {"new-1"}) is tried
+    assert welcome(tried, {"new-1"}) is tried, "they wait while the only cluster is on trial"
 
 
 def test_after_split_newcomers_start_at_root():
@@ -215,14 +174,6 @@ def test_after_split_newcomers_start_at_root():
     assert after.unplaced == {"new-1": 1, "new-2": ROOT}
     assert after.clusters == LEAVES
     assert welcome(state, {"dev-2", "new-1"}) is state
-
-
-def test_unplaced_devices_score_leaves_below():
-    """Unplaced devices that are there score the leaves below their nodes."""
-    state = dataclasses.replace(STATE, unplaced={"new-1": 1, "new-2": 0, "away": 0})
-    below = {"new-1": (2, 3), "new-2": (2, 3, 4)}
-    expected = {d: train_assignment(leaves, evaluate=False) for d, leaves in below.items()}
-    assert assignments(state, {"new-1", "new-2", "dev-2"}) == expected
 
 
 WITH_EDGES = {

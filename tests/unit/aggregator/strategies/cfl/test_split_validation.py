@@ -26,29 +26,17 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     GROUP_OF,
     GROUPS,
     TRIED,
-    TRUTH,
     D,
     Quadratic,
     cfl,
     partition,
-    run_until_quiet,
+    ran,
 )
-
-
-def test_validated_splits_give_true_groups():
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, Quadratic(rounds), most=40)
-    assert partition(rounds) == TRUTH
-    kinds = [e.kind for e in rounds.events]
-    assert kinds.count("split") == 3
-    assert kinds.count("trial-opened") == 3 + kinds.count("split-refused")
 
 
 def test_trial_trains_then_asks_for_margins():
     """Two rounds of training under the phase TRIAL, then one of scoring the own half's model first, the control second."""
-    rounds = cfl(**TRIED)
-    answer = Quadratic(rounds)
-    run_until_quiet(rounds, answer, most=5)
+    rounds, answer = ran(5, **TRIED)
     opened = next(e for e in rounds.events if e.kind == "trial-opened")
     phases = {r: {o.phase for r_, _, o in answer.assignments if r_ == r} for r in range(1, 6)}
     assert opened.round == 2
@@ -60,20 +48,12 @@ def test_trial_trains_then_asks_for_margins():
     )
     assert all(o.train and o.margins for o in scoring.values())
     training = {o.candidates for r, _, o in answer.assignments if r in (3, 4)}
-    assert training == scoring_of(scoring), "devices hold the control, but train their half's model"
-
-
-def scoring_of(assignments):
-    return {o.candidates for o in assignments.values()}
+    assert training == {(1, 0), (2, 0)}, "devices hold the control, but train their half's model"
 
 
 def test_control_goes_on_as_the_parent_would():
     """Its step is the mean of all updates of the trial: in the first round they start from the same model."""
-    rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 100})
-    for fleet in (rounds, alone):
-        answer = Quadratic(fleet)
-        for _ in range(3):
-            fleet.step(answer)
+    rounds, alone = (ran(3, **settings)[0] for settings in (TRIED, {**TRIED, "warm_up": 100}))
     assert rounds.state.trials
     np.testing.assert_allclose(
         rounds.theta(rounds.state.clusters[0].slot), alone.theta(alone.state.clusters[0].slot), atol=1e-5
@@ -89,19 +69,15 @@ class Indifferent(Quadratic):
 
 def test_refused_trial_keeps_its_training():
     """A refused trial keeps what was trained and leaves the cluster in peace."""
-    rounds = cfl(**TRIED)
-    answer = Indifferent(rounds)
-    for _ in range(2):
-        rounds.step(answer)
+    rounds, answer = ran(2, Indifferent, **TRIED)
     before = rounds.state.clusters[0].slot
-    for _ in range(3):
-        rounds.step(answer)
+    rounds.go(answer, 3)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
     control = rounds.state.clusters[0].slot
     assert (before.version, control.version) == (2, 5)
     assert not rounds.state.trials
     assert not rounds.state.tree
-    run_until_quiet(rounds, answer, most=5)
+    rounds.go(answer, 5)
     opened = [e.round for e in rounds.events if e.kind == "trial-opened"]
     assert opened == [2, 9], "refused in round 5, then three rounds of peace: 6, 7 and 8"
     detail = rounds.events[1].detail
@@ -129,7 +105,7 @@ def test_one_group_may_leave_alone(size):
     goals = {f"{group}-{i}": far[group] + 0.1 * np.eye(D)[5 + i] for group in far for i in range(size)}
     rounds = cfl(tuple(sorted(goals)), **TRIED)
     answer = LoneGains(rounds, goals)
-    run_until_quiet(rounds, answer, most=4)
+    rounds.go(answer, 4)
     control = rounds.state.clusters[0].slot
     rounds.step(answer)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split" if size == 5 else "split-refused"]
@@ -156,8 +132,7 @@ class SlowGain(Quadratic):
 def test_clear_cut_gets_time(monkeypatch):
     """A clear cut on trial gets time while the evidence is weak."""
     monkeypatch.setattr(CflSettings, "convinces", lambda _self, _sides, tried: tried >= 3)
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=30)
+    rounds, _ = ran(30, SlowGain, **TRIED)
     first = next(e for e in rounds.events if e.kind == "split")
     assert rounds.events[0].kind == "trial-opened"
     assert "split-refused" not in [e.kind for e in rounds.events if e.round < first.round]
@@ -168,8 +143,7 @@ def test_clear_cut_gets_time(monkeypatch):
 
 def test_extensions_are_bounded(monkeypatch):
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=6 * (MAX_EXTENSIONS + 1))
+    rounds, _ = ran(6 * (MAX_EXTENSIONS + 1), SlowGain, **TRIED)
     opened, refused = (next(e.round for e in rounds.events if e.kind == k) for k in ("trial-opened", "split-refused"))
     assert refused == opened + 3 + 6 * MAX_EXTENSIONS
 
@@ -179,38 +153,32 @@ def test_control_of_a_trial_trains_by_itself(monkeypatch):
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     rounds, alone = cfl(**TRIED), cfl(**{**TRIED, "warm_up": 1000})
     answer, lone = SlowGain(rounds), Quadratic(alone)
-    run_until_quiet(rounds, answer, most=5)
+    rounds.go(answer, 5)
     (trial,) = rounds.state.trials.values()
     halves = (trial.left.slot, trial.right.slot)
-    run_until_quiet(rounds, answer, most=3)
+    rounds.go(answer, 3)
     (trial,) = rounds.state.trials.values()
     assert (trial.left.slot, trial.right.slot) == halves
     assert {o.candidates[0] for r, _, o in answer.assignments if r >= 6} == {0}
-    assert rounds.state.clusters[0].slot.version == 8, "the round of its last mean"
-    run_until_quiet(alone, lone, most=8)
+    alone.go(lone, 8)
     ours, theirs = (fleet.theta(fleet.state.clusters[0].slot) for fleet in (rounds, alone))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    run_until_quiet(rounds, answer, most=3)
+    rounds.go(answer, 3)
     (trial,) = rounds.state.trials.values()
-    assert trial.left.slot.version == 11
-    assert rounds.state.clusters[0].slot.version == 8
+    assert (trial.left.slot.version, rounds.state.clusters[0].slot.version) == (11, 8), "the rounds of their last means"
 
 
 def test_no_trial_without_rounds_left():
     """No trial opens that the run has no rounds left to judge."""
-    run = cfl(**TRIED, changes={"rounds": 4})
-    run_until_quiet(run, Quadratic(run), most=4)
-    assert [e.kind for e in run.events] == []
-    run = cfl(**TRIED, changes={"rounds": 5})
-    run_until_quiet(run, Quadratic(run), most=5)
-    assert [e.kind for e in run.events] == ["trial-opened", "split"]
+    for count, kinds in ((4, []), (5, ["trial-opened", "split"])):
+        rounds, _ = ran(count, changes={"rounds": count}, **TRIED)
+        assert [e.kind for e in rounds.events] == kinds
 
 
 def test_unfinished_trial_takes_the_better(monkeypatch):
     """Devices on trial at the end take the better model by their validation share."""
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=12)
+    rounds, _ = ran(12, SlowGain, **TRIED)
     (trial,) = rounds.state.trials.values()
     final = rounds.strategy.final(rounds.state, 13, (*DEVICES, "dev-new"))
     for half in (trial.left, trial.right):
@@ -224,8 +192,7 @@ def test_unfinished_trial_takes_the_better(monkeypatch):
 def test_a_cut_without_a_gap_gets_one_look(monkeypatch):
     monkeypatch.setattr(CflSettings, "convinces", lambda *_: False)
     monkeypatch.setattr("aggregator.strategies.cfl.strategy.has_gap", lambda _figures: False)
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, SlowGain(rounds), most=5)
+    rounds, _ = ran(5, SlowGain, **TRIED)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
 
 
@@ -249,8 +216,7 @@ class OneSided(Quadratic):
 
 def test_both_sides_must_prefer_a_split():
     """A split stands only if both sides prefer it."""
-    rounds = cfl(**TRIED)
-    run_until_quiet(rounds, OneSided(rounds), most=5)
+    rounds, _ = ran(5, OneSided, **TRIED)
     assert rounds.events[-1].kind == "split-refused"
     assert sorted(rounds.events[-1].detail["prefer"]) == [0.0, 1.0]
 
@@ -268,17 +234,13 @@ def test_labels_in_balance_may_decide(sign, ends):
             gain = float(small[DEVICES.index(device) % len(small)])
             return dataclasses.replace(given, margins=(0.0, sign * gain, 0.05 + gain))
 
-    rounds = cfl(**{**TRIED, "margin": 0.1, "p_value": 0.001})
-    run_until_quiet(rounds, ByLabels(rounds), most=5)
+    rounds, _ = ran(5, ByLabels, **{**TRIED, "margin": 0.1, "p_value": 0.001})
     assert rounds.events[1].kind == ends
 
 
 def test_trial_gives_up_on_the_absent():
     """A half that can't be averaged makes the trial wait; after six lost rounds the parent goes on."""
-    rounds = cfl(**TRIED)
-    answer = Quadratic(rounds)
-    for _ in range(2):
-        rounds.step(answer)
+    rounds, answer = ran(2, **TRIED)
     others = [d for d in DEVICES if GROUP_OF[d] != "a"]
     for lost in range(1, 6):
         rounds.step(answer, present=others)
@@ -291,12 +253,9 @@ def test_trial_gives_up_on_the_absent():
 
 def test_trial_goes_on_when_they_return():
     """A trial goes on when its devices come back."""
-    rounds = cfl(**TRIED)
-    answer = Quadratic(rounds)
-    for _ in range(2):
-        rounds.step(answer)
+    rounds, answer = ran(2, **TRIED)
     rounds.step(answer, present=[d for d in DEVICES if GROUP_OF[d] != "a"])
-    run_until_quiet(rounds, answer, most=3)
+    rounds.go(answer, 3)
     assert rounds.events[-1].kind == "split"
 
 
@@ -389,16 +348,6 @@ def test_noise_gains_nothing_by_says(size):
     assert by_say < equal + 0.02 < 0.2
 
 
-def test_honest_unlike_gains_pass():
-    """Two targets out of five are easy to predict: with both ends left out only one large gain of three would be left."""
-    assert paired_t_p_value(np.array([0.09, 0.13, 0.13, 0.58, 0.84])) < 0.05
-
-
-def test_rounded_differences_are_no_proof():
-    """Inner differences that are equal as rounded are no proof."""
-    assert paired_t_p_value(np.array([-0.3, 1e-4, 1e-4, 1e-4, 0.2])) > 0.1
-
-
 LIES = (-5.0, 5.0, 0.0, 1e-4, -1e-4, None)
 """What a device reports; None: the margin of the device before it."""
 
@@ -448,7 +397,7 @@ def test_one_liar_changes_no_split(place, lie):
             return dataclasses.replace(given, margins=(0.0, lie))
 
     rounds = cfl(devices, **{**TRIED, "margin": 0.1, "p_value": 0.001})
-    run_until_quiet(rounds, Liar(rounds, goals), most=5)
+    rounds.go(Liar(rounds, goals), 5)
     assert partition(rounds) == {frozenset(devices[:6]), frozenset(devices[6:])}
     named = [e.detail for e in rounds.events if e.kind == "stands-apart"]
     if lie != -5.0:
@@ -481,14 +430,30 @@ def test_contradicting_device_is_named(margins, named):
     ]
 
 
-@pytest.mark.parametrize(("values", "expected"), [([], 1.0), ([3.0], 1.0), ([0.0, 0.0], 0.5), ([-1.0, -1.0], 1.0)])
-def test_t_test_of_too_few_or_equal_values(values, expected):
-    assert paired_t_p_value(np.array(values)) == pytest.approx(expected, abs=1e-3)
-
-
-def test_two_equal_differences_are_unsure():
-    """Two differences that are equal as rounded are not certain."""
-    assert 0.005 < paired_t_p_value(np.array([0.0031, 0.0031])) < 0.05
+@pytest.mark.parametrize(
+    ("values", "least", "most"),
+    [
+        ([], 1.0, 1.0),
+        ([3.0], 1.0, 1.0),
+        ([0.0, 0.0], 0.499, 0.501),
+        ([-1.0, -1.0], 0.999, 1.0),
+        ([0.0031, 0.0031], 0.005, 0.05),
+        # With both ends left out only one large gain of three would be left: two targets out of five are easy to predict.
+        ([0.09, 0.13, 0.13, 0.58, 0.84], 0.0, 0.05),
+        ([-0.3, 1e-4, 1e-4, 1e-4, 0.2], 0.1, 1.0),
+    ],
+    ids=[
+        "none",
+        "one",
+        "zeros",
+        "losses",
+        "two equal as rounded",
+        "honest unlike gains",
+        "inner ones equal as rounded",
+    ],
+)
+def test_p_value_of_few_or_equal_values(values, least, most):
+    assert least <= paired_t_p_value(np.array(values)) <= most
 
 
 @pytest.mark.parametrize("pair", [(0.02, 0.02), (1e-5, 0.09), (1.0, 1.0), (0.3, 1e-12)])
@@ -539,6 +504,5 @@ def test_refusal_says_why(sides, apart, words):
 
 def test_the_verdict_of_one_side():
     verdict = judge([0.5, -0.1, 0.3, 0.3])
-    assert (verdict.devices, verdict.prefer) == (4, 0.75)
-    assert verdict.margin == pytest.approx(0.25)
+    assert (verdict.devices, verdict.prefer, verdict.margin) == (4, 0.75, pytest.approx(0.25))
     assert judge([]).prefer == 0.0

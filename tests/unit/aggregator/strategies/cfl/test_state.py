@@ -27,6 +27,7 @@ from tests.unit.aggregator.strategies.cfl.quadratics import cfl
         ({"patience": 0}, "max_age and patience are at least 1"),
         ({"merge_every": -2}, "merge_every is -1 for the default, 0 for never, or at least 2"),
         ({"merge_every": 1}, "merge_every is -1 for the default, 0 for never, or at least 2"),
+        ({"look_every": -2}, "look_every is -1 for the default, 0 for never, or at least 2"),
         ({"look_every": 1}, "look_every is -1 for the default, 0 for never, or at least 2"),
         ({"merge_p_value": 0.0}, "merge_p_value is a share"),
     ],

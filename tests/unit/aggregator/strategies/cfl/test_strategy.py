@@ -21,48 +21,25 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     cfl,
     everybody,
     partition,
-    run_until_quiet,
+    ran,
     settled_tree,
 )
 
 
 def test_nested_splits_give_the_groups():
     """Sub-splits are device ids, never positions: nobody is orphaned, nobody is in two clusters."""
-    rounds = cfl(**ALG_5)
-    run_until_quiet(rounds, Quadratic(rounds), most=12)
+    rounds, answer = ran(12, **ALG_5)
     assert partition(rounds) == TRUTH
     cuts = [e for e in rounds.events if e.kind == "split"]
     assert len(cuts) == len(rounds.state.tree) == 3
-    depths = sorted(len(cfl_tree.path(rounds.state.tree, leaf)) for leaf in rounds.state.clusters)
-    assert depths == [2, 3, 4, 4]
+    assert sorted(len(cfl_tree.path(rounds.state.tree, leaf)) for leaf in rounds.state.clusters) == [2, 3, 4, 4]
     assert not rounds.state.unplaced
-    outcome = rounds.step(Quadratic(rounds))
-    assert set(outcome.clusters) == set(DEVICES)
-
-
-def test_nested_splits_survive_absences():
-    """A third of the devices is missing in every round, and those that are missing at a split choose among the leaves."""
-    rounds = cfl(**{**ALG_5, "eps1": 0.6})
-    answer, rng = Quadratic(rounds), np.random.default_rng(2)
-    for _ in range(60):
-        rounds.step(answer, present=rng.choice(DEVICES, 8, replace=False).tolist())
-    members = [d for c in rounds.state.clusters.values() for d in c.members] + list(rounds.state.unplaced)
-    assert sorted(members) == sorted(DEVICES)
-    for cluster in partition(rounds):
-        assert len({GROUP_OF[d] for d in cluster}) == 1
-
-
-@pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_both_linkages_find_clear_groups(linkage):
-    rounds = cfl(**ALG_5, linkage=linkage)
-    run_until_quiet(rounds, Quadratic(rounds), most=12)
-    assert partition(rounds) == TRUTH
+    assert set(rounds.step(answer).clusters) == set(DEVICES)
 
 
 def test_children_start_from_the_parent():
     """Children of an unvalidated split start from the parents model and their own mean."""
-    rounds = cfl(**ALG_5)
-    answer = Quadratic(rounds)
+    rounds, answer = ran(0, **ALG_5)
     rounds.step(answer)
     parent = rounds.theta(rounds.state.clusters[0].slot)
     rounds.step(answer)
@@ -79,31 +56,13 @@ def test_children_start_from_the_parent():
 @pytest.mark.parametrize("limit", [{"eps1": 1e-9}, {"eps2": 1e9}])
 def test_no_split_before_its_time(limit):
     """While the mean still moves, or where every update is small."""
-    rounds = cfl(**{**ALG_5, **limit})
-    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    rounds, _ = ran(8, **{**ALG_5, **limit})
     assert set(rounds.state.clusters) == {0}
-
-
-def test_relative_form_uses_early_norms():
-    """The relative form measures against the rounds and the early norms."""
-    rounds = cfl(form="relative", eps1=0.4, eps2=0.05, validate="off", cool_down=0)
-    run_until_quiet(rounds, Quadratic(rounds), most=14)
-    assert partition(rounds) == TRUTH
-
-
-def test_gamma_max_forbids_noise():
-    """Eq. 39: split only if gamma_max < sqrt((1 - alpha_cross_max) / 2)."""
-    open_, shut = cfl(**ALG_5, gamma_max=0.1), cfl(**ALG_5, gamma_max=0.999)
-    for rounds in (open_, shut):
-        run_until_quiet(rounds, Quadratic(rounds), most=12)
-    assert partition(open_) == TRUTH
-    assert set(shut.state.clusters) == {0}
 
 
 def test_warm_up_and_cool_down():
     """Warm up and cool down put splits off."""
-    rounds = cfl(**{**ALG_5, "cool_down": 4}, warm_up=5)
-    run_until_quiet(rounds, Quadratic(rounds), most=20)
+    rounds, _ = ran(20, **{**ALG_5, "cool_down": 4}, warm_up=5)
     assert [e.round for e in rounds.events if e.kind == "split"] == [6, 11, 16]
     assert partition(rounds) == TRUTH
 
@@ -111,8 +70,7 @@ def test_warm_up_and_cool_down():
 @pytest.mark.parametrize(("settings", "changes"), [({"min_side": 4}, {}), ({}, {"min_contributors": 4})])
 def test_no_side_is_smaller_than_it_may_be(settings, changes):
     """Groups of three can't be cut off where a side, or a mean, needs four."""
-    rounds = cfl(changes=changes, **ALG_5, **settings)
-    run_until_quiet(rounds, Quadratic(rounds), most=8)
+    rounds, _ = ran(8, changes=changes, **ALG_5, **settings)
     assert set(rounds.state.clusters) == {0}
 
 
@@ -123,22 +81,25 @@ def test_single_outlier_only_as_published(settings, clusters):
     """A single outlier is a group only as published."""
     goals = {d: np.zeros(D) for d in DEVICES} | {DEVICES[0]: 9.0 * np.eye(D)[3]}
     rounds = cfl(**ALG_5, **settings)
-    run_until_quiet(rounds, Quadratic(rounds, goals), most=8)
+    rounds.go(Quadratic(rounds, goals), 8)
     assert set(rounds.state.clusters) == clusters
 
 
-def test_final_round_gives_each_its_model():
-    """The final round gives everybody its clusters model."""
-    rounds = settled_tree()
-    rounds.step(Quadratic(rounds))
-    NOISE["dev-99"] = np.zeros(D)
-    state, _ = rounds.strategy.plan(rounds.state, 50, (*DEVICES, "dev-99"))
-    plan = rounds.strategy.final(state, 51, (*DEVICES, "dev-99"))
-    assert plan.final
-    assert set(plan.assignments) == {*DEVICES, "dev-99"}
+@pytest.mark.parametrize("path", ["off", "on"])
+def test_final_round_gives_each_its_model(path):
+    """With `path` also every model between its leaf's and the root's."""
+    rounds = settled_tree(path=path)
+    present = (*DEVICES, "dev-99")
+    state, _ = rounds.strategy.plan(rounds.state, 50, present)
+    plan = rounds.strategy.final(state, 51, present)
+    assert (plan.final, set(plan.assignments)) == (True, set(present))
     assert plan.assignments["dev-99"].candidates == (0,)
-    for cluster in rounds.state.clusters.values():
-        assert all(plan.assignments[d].candidates == (cluster.id,) for d in cluster.members)
+    for cluster in state.clusters.values():
+        way = cfl_tree.path(state.tree, cluster.id)[::-1] if path == "on" else (cluster.id,)
+        assert {plan.assignments[d].candidates for d in cluster.members} == {way}
+    if path == "on":
+        assert set(plan.models) == {*state.clusters, *state.tree}
+        assert all(plan.models[n] is node.slot for n, node in state.tree.items())
 
 
 @pytest.mark.parametrize("after", [1, 4, 7, 10])
@@ -147,8 +108,7 @@ def test_dump_and_load_change_nothing_later(settings, after):
     """The state is dumped and loaded after any round, in mid-trial too: the same splits, models and tree follow."""
     results = []
     for reload in (False, True):
-        rounds = cfl(**settings)
-        answer = Quadratic(rounds)
+        rounds, answer = ran(0, **settings)
         for i in range(14):
             if reload and i == after:
                 assert rounds.reload().arrays == {}
@@ -161,12 +121,6 @@ def test_dump_and_load_change_nothing_later(settings, after):
     assert results[0] == results[1]
 
 
-# ---------------------------------------------------------------------------------------------------- tree, newcomers
-
-
-# ---------------------------------------------------------------------------------------------------- dump and load
-
-
 def test_shared_segment_is_refused():
     with pytest.raises(ConfigError, match="shared"):
         Rounds(run_plan("cfl", segments=(SegmentSpec("shared", 3), SegmentSpec("cluster", 3))), DEVICES)
@@ -177,8 +131,7 @@ def test_shared_segment_is_refused():
 
 def test_long_silent_devices_are_forgotten():
     """Devices that have long been silent are forgotten."""
-    rounds = cfl(**{**ALG_5, "eps1": 1e-9}, max_age=3)
-    answer = Quadratic(rounds)
+    rounds, answer = ran(0, **{**ALG_5, "eps1": 1e-9}, max_age=3)
     rounds.step(answer)
     half = DEVICES[:6]
     for age in range(1, 5):
@@ -191,8 +144,7 @@ def test_long_silent_devices_are_forgotten():
 @pytest.mark.parametrize("settings", [{**ALG_5, "eps1": 0.3}, TRIED], ids=["unvalidated", "validated"])
 def test_three_splits_leave_no_orphan(settings, seed):
     """Six of twelve a round, drawn by the plan: after every round each device is in one cluster or on its way."""
-    rounds = cfl(changes={"participation": 0.5, "seed": seed}, **settings)
-    answer = Quadratic(rounds)
+    rounds, answer = ran(0, changes={"participation": 0.5, "seed": seed}, **settings)
     for _ in range(150):
         rounds.step(answer)
         assert everybody(rounds.state) == sorted(DEVICES)
@@ -205,8 +157,7 @@ def test_three_splits_leave_no_orphan(settings, seed):
 def test_device_away_at_a_cut_is_in_no_half():
     """A device that is away when its cluster is cut is in neither half."""
     away = "dev-11"
-    rounds = cfl(**ALG_5)
-    answer = Quadratic(rounds)
+    rounds, answer = ran(0, **ALG_5)
     while not rounds.state.tree:
         rounds.step(answer)
     home = next(c for c in rounds.state.clusters.values() if away in c.members)
@@ -214,7 +165,7 @@ def test_device_away_at_a_cut_is_in_no_half():
     while home.id not in rounds.state.tree:
         rounds.step(answer, present=[d for d in DEVICES if d != away])
     assert rounds.state.unplaced == {away: home.id}
-    run_until_quiet(rounds, answer, most=12)
+    rounds.go(answer, 12)
     assert partition(rounds) == TRUTH
 
 
@@ -224,7 +175,7 @@ def test_group_that_left_holds_nobody_up():
     answer = Quadratic(rounds, {d: GOAL["c"] if g == "c" else GOAL["a"] for d, g in GROUP_OF.items()})
     rounds.step(answer)
     stay = [d for d in DEVICES if GROUP_OF[d] != "c"]
-    run_until_quiet(rounds, answer, most=60, present=stay)
+    rounds.go(answer, 60, present=stay)
     given_up = [e.round for e in rounds.events if e.detail.get("reason") == "devices absent"]
     assert len(given_up) <= 1
     assert set(rounds.state.heard) <= set(stay)
@@ -234,9 +185,7 @@ def test_group_that_left_holds_nobody_up():
 
 def test_trial_asks_more_where_few_are_drawn():
     """A tenth of twelve is one device: a half of three could never be averaged, so all of it that is there trains."""
-    rounds = cfl(**TRIED)
-    answer = Quadratic(rounds)
-    run_until_quiet(rounds, answer, most=2)
+    rounds, _ = ran(2, **TRIED)
     (trial,) = rounds.state.trials.values()
     run = altered(rounds.strategy.run, participation=0.1)
     strategy = type(rounds.strategy)(run)
@@ -247,25 +196,11 @@ def test_trial_asks_more_where_few_are_drawn():
         assert {d for d in half.members if d in plan.assignments} == set(half.members) - {"dev-90"}
 
 
-def test_path_names_models_from_leaf_to_root():
-    """With path the final order names every model from the leaf to the root."""
-    rounds = settled_tree(path="on")
-    present = (*DEVICES, "dev-99")
-    state, _ = rounds.strategy.plan(rounds.state, 50, present)
-    plan = rounds.strategy.final(state, 51, present)
-    assert plan.assignments["dev-99"].candidates == (0,)
-    for cluster in state.clusters.values():
-        way = cfl_tree.path(state.tree, cluster.id)
-        assert all(plan.assignments[d].candidates == way[::-1] for d in cluster.members)
-    assert set(plan.models) == {*state.clusters, *state.tree}
-    assert all(plan.models[n] is node.slot for n, node in state.tree.items())
-
-
 def test_absent_trial_leaves_others_at_work():
     """A member without an update is in neither half. If it alone is online, it trains the cluster's model and the trial ends."""
     rounds = cfl(**TRIED)
     late, *early = DEVICES
-    run_until_quiet(rounds, Quadratic(rounds), most=2, present=tuple(early))
+    rounds.go(Quadratic(rounds), 2, present=tuple(early))
     (trial,) = rounds.state.trials.values()
     assert late in rounds.state.clusters[trial.cluster].members
     state, plan = rounds.strategy.plan(rounds.state, 3, (late,))

@@ -22,9 +22,6 @@ def test_every_node_has_one_parent():
     assert parents({}) == {}
 
 
-"""Ids in no order: 0 has 5 and 2; 2 has the leaves 7 and 3; 5 has the leaves 9 and 6."""
-
-
 @pytest.mark.parametrize(("leaf", "way"), [(7, (0, 2, 7)), (6, (0, 5, 6)), (2, (0, 2)), (0, (0,)), (99, (99,))])
 def test_path_leads_from_root_to_the_leaf(leaf, way):
     assert path(TREE, leaf) == way
@@ -36,24 +33,17 @@ def test_leaves_are_in_order():
     assert leaves(TREE, 5) == (6, 9)
 
 
-def test_path_names_every_model():
-    """The path names every model from general to special."""
+def test_ways_of_a_grown_tree():
+    """The path names every model from general to special, and the leaves are the clusters."""
     rounds = settled_tree()
-    for cluster in rounds.state.clusters.values():
-        way = path(rounds.state.tree, cluster.id)
-        assert (way[0], way[-1]) == (0, cluster.id)
+    tree, clusters = rounds.state.tree, rounds.state.clusters
+    for cluster in clusters:
+        way = path(tree, cluster)
+        assert (way[0], way[-1]) == (0, cluster)
         for above, child in itertools.pairwise(way):
-            assert child in rounds.state.tree[above].children
-
-
-def test_leaves_of_a_tree_are_its_clusters():
-    """The leaves of a grown tree are its clusters."""
-    rounds = settled_tree()
-    tree = rounds.state.tree
-    assert leaves(tree, 0) == tuple(sorted(rounds.state.clusters))
+            assert child in tree[above].children
     for split in tree.values():
-        below = [leaf for leaf in rounds.state.clusters if split.id in path(tree, leaf)]
-        assert leaves(tree, split.id) == tuple(sorted(below))
+        assert leaves(tree, split.id) == tuple(sorted(leaf for leaf in clusters if split.id in path(tree, leaf)))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])

@@ -156,8 +156,7 @@ def test_directions_are_cold_devices_means():
         expected = mean(PRE, members(rounds.state, j), weighted=False)
         np.testing.assert_allclose(rounds.theta(model) - rounds.theta(rounds.state.origin), expected, rtol=1e-5)
     kept = rounds.state.directions
-    for _ in range(3):
-        rounds.step(placing(rounds))
+    rounds.go(placing(rounds), 3)
     assert rounds.state.directions == kept, "groups have moved, their directions have not"
 
 
@@ -285,8 +284,7 @@ def test_groups_take_turns():
     """Groups take turns where a draw over all gives none its mean."""
     rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
     rounds.step(spy)
-    for _ in range(4):
-        rounds.step(spy)
+    rounds.go(spy, 4)
     asked = [set(spy.asked[r]) for r in range(2, 6)]
     assert [len(devices) for devices in asked] == [4] * 4
     assert [{TRUTH[d] for d in devices} for devices in asked] == [

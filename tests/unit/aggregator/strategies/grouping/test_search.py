@@ -90,8 +90,7 @@ def test_groups_that_gain_become_the_models():
 def test_trial_trains_and_scores_both_ways():
     """A trial trains both ways and scores them on the training share."""
     rounds, fleet = rounds_of(), Fleet()
-    for _ in range(5):
-        rounds.step(fleet)
+    rounds.go(fleet, 5)
     work = [{(o.phase, o.candidates, o.train, o.share) for o in asked.values()} for _, asked in fleet.asked]
     train, score = Phase.TRAIN, Phase.SCORE
     assert work[0] == work[1] == {(train, (32,), True, Share.TRAIN)}
@@ -104,14 +103,12 @@ def test_uneven_gains_keep_the_one_model():
     """The one model has lost three rounds, and nothing else."""
     rounds = rounds_of()
     fleet = Fleet(gains=lambda device: 1.0 if device in DEVICES[:4] else -0.2)
-    for _ in range(6):
-        rounds.step(fleet)
+    rounds.go(fleet, 6)
     assert kinds(rounds) == ["groups-tried", "groups-refused"]
     assert rounds.events[-1].detail["gain"] < rounds.events[-1].detail["needed"]
     expected = 3 * np.mean([APART[d] for d in DEVICES], axis=0)
     np.testing.assert_allclose(rounds.theta(rounds.state.search.one), expected, rtol=1e-4, atol=1e-4)
-    for _ in range(12):
-        rounds.step(fleet)
+    rounds.go(fleet, 12)
     assert kinds(rounds) == ["groups-tried", "groups-refused", "groups-tried"], "the look in round 5 was left out"
     assert rounds.state.search.trained == LOOKS[2]
 
@@ -119,8 +116,7 @@ def test_uneven_gains_keep_the_one_model():
 @pytest.mark.parametrize("round_", [2, 3, 4, 5])
 def test_a_trial_without_a_group_ends(round_):
     rounds, fleet = rounds_of(), Fleet()
-    for _ in range(round_ - 1):
-        rounds.step(fleet)
+    rounds.go(fleet, round_ - 1)
     fleet.absent = [d for d in DEVICES if TRUTH[d]]
     rounds.step(fleet)
     fleet.absent = ()
@@ -136,16 +132,14 @@ def test_revoked_devices_leave_a_trial():
     rounds.state = rounds.strategy.retain(rounds.state, frozenset(DEVICES[:8]))
     rounds.devices = DEVICES[:8]
     assert set(rounds.state.search.trial.clusters) == set(DEVICES[:8])
-    for _ in range(4):
-        rounds.step(fleet)
+    rounds.go(fleet, 4)
     assert kinds(rounds) == ["groups-tried", "groups-found"]
 
 
 def test_look_asks_all_devices():
     """A look asks all devices under partial participation."""
     rounds, fleet = rounds_of(participation=0.25), Fleet()
-    for _ in range(9):
-        rounds.step(fleet)
+    rounds.go(fleet, 9)
     assert [len(asked) for _, asked in fleet.asked] == [12] * 5 + [3] * 4
     assert [{TRUTH[d] for d in asked} for _, asked in fleet.asked[5:]] == [{0}, {1}, {0}, {1}]
 
@@ -153,16 +147,14 @@ def test_look_asks_all_devices():
 def test_no_look_without_use():
     """There is no look that the run could not use."""
     rounds = rounds_of(rounds=5)
-    for _ in range(5):
-        rounds.step(Fleet())
+    rounds.go(Fleet(), 5)
     assert kinds(rounds) == []
 
 
 def test_too_few_for_two_are_one_group():
     """Too few devices for two means are one group."""
     rounds = rounds_of()
-    for _ in range(2):
-        rounds.step(Fleet(), present=DEVICES[:5])
+    rounds.go(Fleet(), 2, present=DEVICES[:5])
     assert kinds(rounds) == []
     assert rounds.state.search.trained == 2
 
@@ -171,8 +163,7 @@ def test_small_groups_join_another():
     """Small groups count in k and join another."""
     vectors = {**APART, "dev-11": (RNG.standard_normal(LENGTH) * 5).astype(np.float32)}
     rounds, fleet = rounds_of(), Fleet(vectors)
-    for _ in range(5):
-        rounds.step(fleet)
+    rounds.go(fleet, 5)
     assert rounds.events[-1].kind == "groups-found"
     assert rounds.events[-1].detail["sizes"] == [6, 5, 1]
     assert (rounds.events[-1].detail["k"], rounds.events[-1].detail["models"]) == (3, 2)

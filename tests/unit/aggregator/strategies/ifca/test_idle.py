@@ -57,16 +57,14 @@ def test_one_false_loss_chooses_no_cluster(lie):
         told = lie if at == (0 if lie > 0 else 11) else 10.0 * (at % 2) + at
         return dataclasses.replace(answers(device, assignment, round_), loss=told)
 
-    for _ in range(IDLE_ROUNDS):
-        rounds.step(tell)
+    rounds.go(tell, IDLE_ROUNDS)
     assert rounds.events[0].detail["from"] == 1
 
 
 def test_model_is_not_refilled_at_any_price():
     """A model is not refilled where no cluster can spare devices."""
     rounds = given_k(min_contributors=4)
-    for _ in range(6):
-        rounds.step(all_but({2}))
+    rounds.go(all_but({2}), 6)
     assert rounds.events == []
 
 
@@ -83,8 +81,7 @@ def test_papers_ifca_leaves_empty_models(least):
 def test_nothing_counts_before_all_chose():
     """Nothing is counted before all devices have chosen."""
     rounds = given_k()
-    for _ in range(6):
-        rounds.step(all_but({2}), present=DEVICES[:9])
+    rounds.go(all_but({2}), 6, present=DEVICES[:9])
     assert rounds.state.idle == {}
 
 
@@ -101,8 +98,7 @@ def found(**changes):
 
 def test_model_of_found_k_is_offered_no_more():
     rounds = found()
-    for _ in range(IDLE_ROUNDS):
-        rounds.step(all_but({1}))
+    rounds.go(all_but({1}), IDLE_ROUNDS)
     (event,) = rounds.events
     assert (event.kind, dict(event.detail)) == ("model-retired", {"model": 1, "devices": 0, "rounds": IDLE_ROUNDS})
     rounds.reload()
@@ -123,8 +119,7 @@ def test_retired_models_devices_choose_again():
             return contribution(device, VECTORS[device], round=round_, model=1)
         return given
 
-    for _ in range(IDLE_ROUNDS):
-        rounds.step(two_choose_it)
+    rounds.go(two_choose_it, IDLE_ROUNDS)
     assert rounds.events[-1].detail["devices"] == 2
     assert rounds.state.choice.keys() == set(DEVICES[2:])
     rounds.step(two_choose_it)
@@ -133,8 +128,7 @@ def test_retired_models_devices_choose_again():
 
 def test_one_model_always_stays():
     rounds = found(min_contributors=1)
-    for _ in range(IDLE_ROUNDS + 2):
-        rounds.step(all_but({1, 2}))
+    rounds.go(all_but({1, 2}), IDLE_ROUNDS + 2)
     assert rounds.state.retired == {1, 2}
     for _ in range(IDLE_ROUNDS + 2):
         rounds.step(all_but(set()))

@@ -108,8 +108,7 @@ def test_the_start_of_least_loss_is_kept(losses):
         seen.append((round_, assignment.candidates))
         return choice(device, assignment, round_)
 
-    for _ in range(8):
-        rounds.step(spy)
+    rounds.go(spy, 8)
     by_round = dict(seen)
     best = int(np.argmin(losses))
     kept = (2 * best, 2 * best + 1)
@@ -171,8 +170,7 @@ def test_one_false_loss_chooses_no_start(lie):
             return given
         return dataclasses.replace(given, loss=lie)
 
-    for _ in range(2):
-        rounds.step(tell)
+    rounds.go(tell, 2)
     assert rounds.events[-1].detail["start"] == 1
 
 
