@@ -32,21 +32,35 @@ def said(member, birth, *, online):
     return Reassembler().add("x", chunk, 0.0)
 
 
-def forged(parties, device="dev-1", *, key=None, signer=None, purpose="presence", sender=None, online=False):
+def forged(parties, device="dev-1", *, group=None, signer=None, purpose="presence", sender=None, **message):
     """Return a presence with one thing wrong, under a key that the aggregator does not hold unless it is given."""
     member = parties.members[device]
-    group = GroupKey("reef", "broadcast", key or bytes(32))
     head = Sealed("reef", purpose, sender or device, "*")
-    message = encode(Presence("reef", device, 9, online))
-    payload = memoryview(seal_to_group(signer or member.identity, group, head, message))
+    plain = encode(Presence(**{"fleet": "reef", "device": device, "birth": 9, "online": False, **message}))
+    unknown = GroupKey("reef", "broadcast", bytes(32))
+    payload = memoryview(seal_to_group(signer or member.identity, group or unknown, head, plain))
     found = Fingerprint.of(payload)
     return Transfer(source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed)
 
 
+def go_over(parties):
+    """Let the aggregator promote the secrets of a new key version."""
+    parties.owner.rotate()
+    parties.server.take_grant(parties.grant())
+    parties.server.promote(parties.server.later[0])
+
+
 def test_a_device_comes_and_goes(parties):
-    here, member = DevicePresence(parties.server), parties.members["dev-1"]
+    """The will of an earlier life says nothing; what is checked is recorded for `status`."""
+    watch = FleetWatch()
+    here, member = DevicePresence(parties.server, watch), parties.members["dev-1"]
     assert here.take("dev-1", said(member, 5, online=True)) == CameOnline("dev-1")
+    assert here.take("dev-1", said(member, 4, online=False)) is None
+    assert watch.devices.devices["dev-1"].online is True
+    assert watch.devices.devices["dev-1"].version == VERSION
     assert here.take("dev-1", said(member, 5, online=False)) == WentOffline("dev-1")
+    assert watch.devices.devices["dev-1"].online is False
+    assert here.take("dev-1", said(member, 6, online=True)) == CameOnline("dev-1")
 
 
 @pytest.mark.parametrize(("wire", "event"), [(None, CameOnline), (WIRE, CameOnline), (WIRE + 1, WentOffline)])
@@ -61,23 +75,8 @@ def test_other_wire_version_is_offline(parties, wire, event):
 
 def test_later_fields_are_skipped(parties):
     """Later fields of a presence are skipped."""
-    member = parties.members["dev-1"]
-    message = encode(Presence("reef", "dev-1", 9, online=True, later=((40, b"new"),)))
-    payload = memoryview(
-        seal_to_group(member.identity, member.group, Sealed("reef", "presence", "dev-1", "*"), message)
-    )
-    found = Fingerprint.of(payload)
-    transfer = Transfer(
-        source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed
-    )
-    assert DevicePresence(parties.server, None, WIRE).take("dev-1", transfer) == CameOnline("dev-1")
-
-
-def test_will_of_earlier_life_says_nothing(parties):
-    here, member = DevicePresence(parties.server), parties.members["dev-1"]
-    here.take("dev-1", said(member, 5, online=True))
-    assert here.take("dev-1", said(member, 4, online=False)) is None
-    assert here.take("dev-1", said(member, 6, online=True)) == CameOnline("dev-1")
+    word = forged(parties, group=parties.members["dev-1"].group, online=True, later=((40, b"new"),))
+    assert DevicePresence(parties.server, None, WIRE).take("dev-1", word) == CameOnline("dev-1")
 
 
 def test_both_generations_are_read(parties):
@@ -95,12 +94,11 @@ def test_both_generations_are_read(parties):
 @pytest.mark.parametrize("online", [False, True], ids=["its will", "its word"])
 def test_replaced_secrets_mean_absence(parties, online):
     """The will of a connection from before, which nobody can change; or a device that has not got the newer secrets."""
-    here, member = DevicePresence(parties.server), parties.members["dev-1"]
-    last = said(member, 5, online=online)
-    parties.owner.rotate()
-    parties.server.take_grant(parties.grant())
-    parties.server.promote(parties.server.later[0])
+    watch = FleetWatch()
+    here, last = DevicePresence(parties.server, watch), said(parties.members["dev-1"], 5, online=online)
+    go_over(parties)
     assert here.take("dev-1", last) == WentOffline("dev-1")
+    assert watch.devices.devices["dev-1"].online is False
 
 
 @pytest.mark.parametrize(
@@ -125,18 +123,9 @@ def test_forgeries_differ_in_one_thing(parties):
 def test_presence_of_another_is_refused(parties):
     """Under the right key and signed by the device whose topic it lies on."""
     member = parties.members["dev-1"]
-    message = encode(Presence("reef", "dev-2", 9, online=False))
-    payload = memoryview(
-        seal_to_group(member.identity, member.group, Sealed("reef", "presence", "dev-1", "*"), message)
-    )
-    found = Fingerprint.of(payload)
+    word = forged(parties, "dev-2", group=member.group, signer=member.identity, sender="dev-1")
     with pytest.raises(UntrustedError, match="a presence of 'dev-2' of 'reef'"):
-        DevicePresence(parties.server).take(
-            "dev-1",
-            Transfer(
-                source="x", kind=None, round=0, transfer_id=found.transfer_id, payload=payload, signed=found.signed
-            ),
-        )
+        DevicePresence(parties.server).take("dev-1", word)
 
 
 def test_revoked_device_is_not_heard(parties):
@@ -149,22 +138,6 @@ def test_revoked_device_is_not_heard(parties):
 
 
 # ------------------------------------------------------------------------------------------------------- for `status`
-
-
-def test_what_is_checked_is_recorded(parties):
-    watch = FleetWatch()
-    here, member = DevicePresence(parties.server, watch), parties.members["dev-1"]
-    here.take("dev-1", said(member, 5, online=True))
-    assert watch.devices.devices["dev-1"].online is True
-    assert watch.devices.devices["dev-1"].version == VERSION
-    here.take("dev-1", said(member, 4, online=False))
-    assert watch.devices.devices["dev-1"].online is True, "an earlier incarnation"
-    last = said(member, 5, online=True)
-    parties.owner.rotate()
-    parties.server.take_grant(parties.grant())
-    parties.server.promote(parties.server.later[0])
-    here.take("dev-1", last)
-    assert watch.devices.devices["dev-1"].online is False
 
 
 def test_presences_are_read_without_a_run(parties):

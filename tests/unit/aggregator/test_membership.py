@@ -42,11 +42,8 @@ def keys(fleet):
     return (fleet.path / "grants" / "aggregator.grant").read_bytes()
 
 
-def test_run_of_the_current_roster_is_served(fleet, server):
-    assert server.reason(signed_now(fleet)) == ""
-
-
 def test_run_under_newer_roster_waits_for_it(fleet, server):
+    assert server.reason(signed_now(fleet)) == ""
     fleet.renew()
     run = signed_now(fleet)
     assert "signed under roster" in server.reason(run)

@@ -21,30 +21,29 @@ class Broker:
 
     def __init__(self):
         self.sent = []
+        self.relayed = RelayedModels(self.publish, lambda _, number: f"label-{number}")
 
     def publish(self, channel, plain, round_, label):
         self.sent.append((channel, b"".join(plain), round_, label))
         return len(self.sent).to_bytes(16, "big")
 
-
-def announced(relayed, held):
-    plan = RoundPlan(held.closed + 1, {0: ClusterModel(max(held.states.names))}, {})
-    return relayed.announce(
-        held_plan(), held, offers_of(plan, held.states), 4, signers=held_plan().recipe.min_contributors
-    )
+    def announce(self, held):
+        plan = RoundPlan(held.closed + 1, {0: ClusterModel(max(held.states.names))}, {})
+        run = held_plan()
+        offers = offers_of(plan, held.states)
+        return self.relayed.announce(run, held, offers, 4, signers=run.recipe.min_contributors)
 
 
 def test_mean_names_its_segment():
     """The mean of a segment says which one it is."""
     broker = Broker()
-    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
     run = held_plan(segments=(SegmentSpec("shared", 4), SegmentSpec("cluster", 2)))
     held = rounds(1)
     (kept,) = held.steps
     recipes = (kept.step.recipes[0], dataclasses.replace(kept.step.recipes[0], model=SHARED_MODEL))
     means = tuple(KeptMean(m, 2, ROUND_KEY, np.ones(n, np.float32)) for m, n in ((0, 2), (SHARED_MODEL, 4)))
     step = KeptStep(dataclasses.replace(kept.step, recipes=recipes), means)
-    announced = relayed.announce(
+    announced = broker.relayed.announce(
         run, dataclasses.replace(held, steps=(step,)), {}, 4, signers=run.recipe.min_contributors
     )
     found = [decode_prefix(plain, MeanHeader)[0] for _, plain, _, _ in broker.sent]
@@ -55,9 +54,8 @@ def test_mean_names_its_segment():
 def test_each_mean_is_published_once():
     """Each mean and checkpoint is published once and named in the announcement."""
     broker = Broker()
-    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
     held = rounds(1, seal=lambda _: "dev-1")
-    first = announced(relayed, held)
+    first = broker.announce(held)
     assert [s[0] for s in broker.sent] == [channels.MEAN, channels.CHECKPOINT]
     header, body = decode_prefix(broker.sent[0][1], MeanHeader)
     assert (header.round, header.model, header.key_id, header.length, header.segment) == (1, 0, ROUND_KEY, 6, "")
@@ -68,9 +66,9 @@ def test_each_mean_is_published_once():
     assert (checkpoint.state, checkpoint.round, checkpoint.key_version) == (StateId(0, 0), 1, 3)
     assert checkpoint.label == f"label-{checkpoint_number(0)}"
     assert len(first.statements) == 2
-    assert announced(relayed, held) == first
+    assert broker.announce(held) == first
     assert len(broker.sent) == 2
-    later = announced(relayed, rounds(1, held=held))
+    later = broker.announce(rounds(1, held=held))
     (before,) = first.steps
     assert later.steps[0].means == before.means
     assert later.steps[0].step == dataclasses.replace(before.step, open=()), "only the newest step names open states"
@@ -79,10 +77,9 @@ def test_each_mean_is_published_once():
 
 def test_another_key_publishes_all_again():
     broker = Broker()
-    relayed = RelayedModels(broker.publish, lambda _, number: f"label-{number}")
     held = rounds(2, seal=lambda _: "dev-1")
-    announced(relayed, held)
+    broker.announce(held)
     count = len(broker.sent)
-    relayed.clear()
-    announced(relayed, held)
+    broker.relayed.clear()
+    broker.announce(held)
     assert len(broker.sent) == 2 * count

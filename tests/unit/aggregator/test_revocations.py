@@ -62,19 +62,6 @@ def test_revoked_device_is_sent_the_roster(revocations, publisher, caplog):
     assert record.kv == {"device": "gone", "roster": 8}
 
 
-def test_listed_device_is_sent_nothing(revocations, publisher):
-    """A device that is not revoked is sent nothing."""
-    revocations.look("here", message("here"), 0.0)
-    assert publisher.sent == []
-
-
-def test_list_is_not_searched_for_active(revocations, publisher, monkeypatch):
-    """It may hold thousands of names, and every message of every device comes through here."""
-    monkeypatch.setattr(ROSTER, "revoked", None)
-    revocations.look("here", message("here"), 0.0)
-    assert publisher.sent == []
-
-
 def altered(chunk):
     """Return the chunk with another last byte."""
     return chunk[:-1] + bytes([chunk[-1] ^ 1])
@@ -101,15 +88,20 @@ def test_unsigned_message_starts_no_pause(revocations, publisher, chunk):
     assert len(publisher.sent) == 1
 
 
-def test_several_chunks_get_no_answer(revocations, publisher):
-    """An upload is followed by reminders, which have one."""
-    revocations.look("gone", message(body=4096, chunks=2), 0.0)
+@pytest.mark.parametrize(
+    ("device", "chunk"),
+    [("gone", message(body=4096, chunks=2)), ("unlisted", message())],
+    ids=["several chunks, which are followed by reminders", "a revoked name without a key to seal to"],
+)
+def test_messages_that_get_no_answer(revocations, publisher, device, chunk):
+    revocations.look(device, chunk, 0.0)
     assert publisher.sent == []
 
 
-def test_unlisted_name_has_no_key(revocations, publisher):
-    """A revoked name that the roster does not list has no key to seal to."""
-    revocations.look("unlisted", message(), 0.0)
+def test_list_is_not_searched_for_active(revocations, publisher, monkeypatch):
+    """It may hold thousands of names, and every message of every device comes through here."""
+    monkeypatch.setattr(ROSTER, "revoked", None)
+    revocations.look("here", message("here"), 0.0)
     assert publisher.sent == []
 
 

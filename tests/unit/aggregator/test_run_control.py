@@ -47,6 +47,12 @@ class Desk:
         assert self.orders.record.accepted == self.number
         return page
 
+    def hear(self, *devices):
+        """Let the facts have devices."""
+        up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
+        facts = LiveFacts(version=VERSION, connection=up, devices={device.name: device for device in devices})
+        (self.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
+
     def one(self, action, package=b"", **parts):
         (entry,) = self.ask(action, package, **parts).runs
         return entry
@@ -79,19 +85,16 @@ def test_a_package_that_is_no_run_is_refused(desk, package):
     assert list((desk.place.server / "runs").iterdir()) == []
 
 
-def test_later_wire_version_is_refused(desk):
-    """A run in a wire version of later software is refused."""
-    _, package = desk.sign(wire=WIRE + 1)
+@pytest.mark.parametrize(
+    ("wire", "hint"),
+    [(WIRE + 1, "upgrade the aggregator"), (WIRE - 1, "upgrade the owner's program, and sign the run again")],
+    ids=["of later software", "of earlier software"],
+)
+def test_other_wire_version_is_refused(desk, wire, hint):
+    _, package = desk.sign(wire=wire)
     error = desk.refused(RequestAction.START, package)
-    assert error.outcome is Outcome.REFUSED
-    assert str(error) == f"a run in wire version {WIRE + 1}, and this software (shoal {VERSION}) speaks {WIRE}"
-    assert error.hint == "upgrade the aggregator"
-
-
-def test_earlier_version_is_to_be_resigned(desk):
-    """A run in a wire version of earlier software is to be signed again."""
-    _, package = desk.sign(wire=WIRE - 1)
-    assert desk.refused(RequestAction.START, package).hint == "upgrade the owner's program, and sign the run again"
+    assert str(error) == f"a run in wire version {wire}, and this software (shoal {VERSION}) speaks {WIRE}"
+    assert (error.outcome, error.hint) == (Outcome.REFUSED, hint)
 
 
 def test_later_request_is_answered(desk):
@@ -107,10 +110,7 @@ def test_later_request_is_answered(desk):
 def test_answer_names_other_versions(desk):
     """The answer names the devices that do not speak the runs wire version."""
     newer = DeviceStatus(name="dev-1", online=True, version="0.9.0", wire=WIRE + 1)
-    heard = {"dev-1": newer, "dev-2": DeviceStatus(name="dev-2", wire=WIRE)}
-    up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
-    facts = LiveFacts(version=VERSION, connection=up, devices=heard)
-    (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
+    desk.hear(newer, DeviceStatus(name="dev-2", wire=WIRE))
     _, package = desk.sign()
     entry = desk.one(RequestAction.START, package)
     assert (entry.wire, entry.left_out) == (WIRE, (f"dev-1 (shoal 0.9.0, wire {WIRE + 1})",))
@@ -121,10 +121,7 @@ def test_answer_names_other_versions(desk):
 def test_devices_short_of_memory_are_named(desk):
     """A device that reports no memory, or enough, is not named."""
     told = {"dev-1": Vitals(memory_free_bytes=1), "dev-2": Vitals(), "dev-3": Vitals(memory_free_bytes=1 << 30)}
-    heard = {name: DeviceStatus(name=name, vitals=vitals) for name, vitals in told.items()}
-    up = ConnectionFacts(broker="mqtt://b", connected=True, since_s=1)
-    facts = LiveFacts(version=VERSION, connection=up, devices=heard)
-    (desk.place.server / LIVE_FILE).write_text(json.dumps(encode_state(facts).document))
+    desk.hear(*(DeviceStatus(name=name, vitals=vitals) for name, vitals in told.items()))
     _, package = desk.sign()
     assert desk.one(RequestAction.START, package).short == ("dev-1 (0 MB free, about 0 needed)",)
 
@@ -187,15 +184,12 @@ def test_list_has_every_run(desk):
 
 def test_status_reports_the_next_run(desk):
     """Status reports the next run and refreshes the facts first."""
+    assert desk.ask(RequestAction.STATUS).run is None
     desk.place.finish(desk.place.sign())
     desk.place.sign()
     desk.ask(RequestAction.PAUSE, run=2)
     run = desk.ask(RequestAction.STATUS).run
-    assert (desk.refreshed, run.run, run.order) == (1, 2, "paused by the owner")
-
-
-def test_a_fleet_without_a_run_has_a_status(desk):
-    assert desk.ask(RequestAction.STATUS).run is None
+    assert (desk.refreshed, run.run, run.order) == (2, 2, "paused by the owner")
 
 
 def test_choice_is_stored_with_its_run(desk):

@@ -130,22 +130,21 @@ def test_each_limit_is_told_once(caplog, lines):
     assert warned(caplog)[2]["norms"] == "dev-3 (8)"
 
 
-def test_standing_apart_is_told(caplog):
+@pytest.mark.parametrize(
+    ("facts", "name", "line", "hint"),
+    [
+        ({"rounds": 3, "robust": "filter"}, "devices", "dev-1", "check these devices' labels"),
+        ({"cluster": 0, "margin": -5.0, "others": 0.0712}, "margins", "dev-1 (-5, the others 0.0712)", "revoke"),
+    ],
+    ids=["updates", "a margin against all others"],
+)
+def test_standing_apart_is_told(caplog, facts, name, line, hint):
     """A device that stands apart is told with what to do."""
-    event = {"round": 3, "kind": "stands-apart", "device": "dev-1", "rounds": 3, "robust": "filter"}
+    event = {"round": 3, "kind": "stands-apart", "device": "dev-1", **facts}
     RunLog(run_plan(robust="filter")).closed(dataclasses.replace(closed(3, {}), events=(event,)), 1.0, 10)
     (told,) = warned(caplog)
-    assert (told["devices"], told["robust"], told["round"]) == ("dev-1", "filter", 3)
-    assert "check these devices' labels" in told["hint"]
-
-
-def test_contradicted_margin_is_told(caplog):
-    """A margin against all others is told with both."""
-    event = {"round": 6, "kind": "stands-apart", "cluster": 0, "device": "dev-1", "margin": -5.0, "others": 0.0712}
-    RunLog(run_plan()).closed(dataclasses.replace(closed(6, {}), events=(event,)), 1.0, 10)
-    (told,) = warned(caplog)
-    assert (told["margins"], told["round"]) == ("dev-1 (-5, the others 0.0712)", 6)
-    assert "revoke" in told["hint"]
+    assert (told[name], told["round"], told.get("robust")) == (line, 3, facts.get("robust"))
+    assert hint in told["hint"]
 
 
 def test_missing_since_it_went():

@@ -47,16 +47,17 @@ def scene(tmp_path):
     made.service.close()
 
 
-def test_long_close_is_computed_elsewhere(scene):
+def test_long_close_is_computed_elsewhere(scene, caplog):
     """A long close is computed elsewhere and the uploads are acknowledged at once."""
+    caplog.set_level("INFO", "shoal.aggregator")
     scene.upload(*DEVICES)
-    assert scene.service.computing
-    assert scene.state.round == 1
+    assert (scene.service.computing, scene.state.round) == (True, 1)
+    scene.service.tick(5.0)
+    assert "round 1: 2 of 2, computing" in [record.getMessage() for record in caplog.records]
     assert scene.answers() == [("dev-1", Action.ACK), ("dev-2", Action.ACK)]
     assert scene.records() == []
     scene.numerics.finish()
-    assert not scene.service.computing
-    assert scene.state.round == 2
+    assert (scene.service.computing, scene.state.round) == (False, 2)
     assert [r["contributed"] for r in scene.records()] == [2]
 
 
@@ -67,24 +68,18 @@ def test_the_state_says_computing(scene):
     scene.service.tick(DEADLINE_S)
     facts = scene.service.facts()
     assert (facts.computing, facts.phase, facts.round, facts.received) == (True, "round", 1, 1)
-    assert facts.waiting == ()
-    assert facts.shortage == ""
+    assert (facts.waiting, facts.shortage) == ((), "")
     assert scene.service.status() == "round 1: 1 of 2, computing"
     scene.numerics.finish()
     assert not scene.service.facts().computing
     assert scene.service.status().startswith("round 2: 0 of 2")
 
 
-def test_waiting_line_of_log_says_computing(scene, caplog):
-    caplog.set_level("INFO", "shoal.aggregator")
-    scene.upload(*DEVICES)
-    scene.service.tick(5.0)
-    assert "round 1: 2 of 2, computing" in [record.getMessage() for record in caplog.records]
-
-
-def test_devices_are_answered_meanwhile(scene):
-    """Devices are answered during the computation."""
+def test_devices_are_answered_meanwhile(scene, caplog):
+    """Devices are answered during the computation, and what nobody expects is refused."""
     sealed = scene.upload(*DEVICES)
+    scene.service.on_event(Message(TOPICS.up("stranger"), b"junk"), 1.0)
+    assert "stranger is not in the roster" in [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
     scene.controls()
     scene.remind("dev-1", sealed["dev-1"])
     scene.send_again("dev-2", sealed["dev-2"])
@@ -200,13 +195,6 @@ def test_close_during_the_computation(tmp_path):
     handed.get(timeout=10)()
     assert scene.state.round == 1
     assert scene.records() == []
-
-
-def test_unexpected_message_is_still_refused(scene, caplog):
-    """A message that nobody expects is still refused during the computation."""
-    scene.upload(*DEVICES)
-    scene.service.on_event(Message(TOPICS.up("stranger"), b"junk"), 1.0)
-    assert "stranger is not in the roster" in [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
 
 
 def test_impossible_round_ends_no_program(scene, monkeypatch, caplog):

@@ -1,5 +1,7 @@
 """A run on the real service: the models that devices hold stay the same on all, through any restart."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
@@ -10,26 +12,42 @@ from tests.unit.aggregator.round_devices import RoundFleet
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def begun(tmp_path):
+    """Return a function that makes a fleet, whose devices are online unless ``here`` names some."""
+    with ExitStack() as stack:
+
+        def begin(count, root=tmp_path, here=(), **plan):
+            fleet = RoundFleet(root, count, **plan)
+            stack.callback(lambda: fleet.service.close())
+            fleet.come(*(here or fleet.devices))
+            return fleet
+
+        yield begin
+
+
+@pytest.fixture
+def fleet(begun):
     """Five devices, all of them online."""
-    made = RoundFleet(tmp_path, 5)
-    made.come(*made.devices)
-    yield made
-    made.service.close()
+    return begun(5)
 
 
-def digests(fleet, *names):
-    """Return the sets of state digests that the devices hold: one if all hold the same."""
-    return {tuple(sorted(fleet.devices[n].states.digests().items())) for n in names or fleet.devices}
+def finished(fleet, *names):
+    """Finish the run and return its records; all devices, or those of these names, hold the same models then."""
+    fleet.finish()
+    held = {tuple(sorted(fleet.devices[n].states.digests().items())) for n in names or fleet.devices}
+    assert len(held) == 1
+    return fleet.records()
+
+
+def steps_of(announcement):
+    return [kept.step for kept in announcement.held.steps]
 
 
 def test_all_hold_the_same_model(fleet):
     """All devices hold the same model to the last bit."""
-    fleet.finish()
-    assert len(digests(fleet)) == 1
+    records = finished(fleet)
     (state,) = fleet.devices["dev-1"].states.held.values()
     assert (state.id.model, state.id.round) == (0, 6)
-    records = fleet.records()
     assert [r["contributed"] for r in records] == [5] * 7
     mean = np.mean([d.target for d in fleet.devices.values()], axis=0)
     theta = fleet.origins[0]
@@ -39,18 +57,16 @@ def test_all_hold_the_same_model(fleet):
 
 
 @pytest.mark.slow
-def test_restarts_change_no_announcement(tmp_path):
+def test_restarts_change_no_announcement(begun, tmp_path):
     """The aggregator is killed with uploads that came and are not durable, then when some of them are."""
-    plain, killed = RoundFleet(tmp_path / "plain", 3), RoundFleet(tmp_path / "killed", 3)
-    plain.come(*plain.devices)
-    killed.come(*killed.devices)
+    plain, killed = (begun(3, tmp_path / name) for name in ("plain", "killed"))
     while not plain.service.finished:
         plain.round()
         announcement = killed.announcement
         killed.devices["dev-1"].answer(announcement)
         killed.kill()
         assert killed.announcement.held.offers == announcement.held.offers
-        assert [s.step for s in killed.announcement.held.steps] == [s.step for s in announcement.held.steps]
+        assert steps_of(killed.announcement) == steps_of(announcement)
         assert killed.announcement.held.statements == announcement.held.statements
         assert [c.state for c in killed.announcement.held.checkpoints] == [
             c.state for c in announcement.held.checkpoints
@@ -63,14 +79,9 @@ def test_restarts_change_no_announcement(tmp_path):
         killed.answer("dev-3")
         if not killed.service.finished:
             killed.kill()
-    theta = {name: fleet.devices["dev-1"].states.held for name, fleet in (("plain", plain), ("killed", killed))}
-    assert {i: s.theta.tobytes() for i, s in theta["plain"].items()} == {
-        i: s.theta.tobytes() for i, s in theta["killed"].items()
-    }
-    assert len(digests(killed)) == 1
-    assert [r["contributed"] for r in killed.records()] == [3] * 7
-    for fleet in (plain, killed):
-        fleet.service.close()
+    theta = [{i: s.theta.tobytes() for i, s in f.devices["dev-1"].states.held.items()} for f in (plain, killed)]
+    assert theta[0] == theta[1]
+    assert [r["contributed"] for r in finished(killed)] == [3] * 7
 
 
 def test_another_bit_leads_to_a_checkpoint(fleet):
@@ -82,43 +93,35 @@ def test_another_bit_leads_to_a_checkpoint(fleet):
     fleet.devices["dev-3"].damage()
     fleet.answer("dev-3")
     assert fleet.records()[2]["out_of_step"] == {"dev-3": 0}
-    fleet.finish()
-    assert fleet.records()[-1]["out_of_step"] == {}
-    assert fleet.records()[-1]["contributed"] == 5
-    assert len(digests(fleet)) == 1
+    records = finished(fleet)
+    assert (records[-1]["out_of_step"], records[-1]["contributed"]) == ({}, 5)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-def test_away_device_comes_back(tmp_path, rounds):
+def test_away_device_comes_back(begun, rounds):
     """A device that was away comes back through means or a checkpoint."""
-    fleet = RoundFleet(tmp_path, 4, rounds=10)
-    fleet.come(*fleet.devices)
+    fleet = begun(4, rounds=10)
     fleet.round()
     fleet.leave("dev-2")
     for _ in range(rounds):
         fleet.round()
     fleet.come("dev-2")
-    fleet.finish()
-    away = [r["round"] for r in fleet.records() if "dev-2" not in r["norms"]]
+    records = finished(fleet)
+    away = [r["round"] for r in records if "dev-2" not in r["norms"]]
     # The round that is open when it comes back, and, after more than two missed ones, the round that orders a checkpoint.
     assert away[:rounds] == list(range(2, 2 + rounds))
     assert len(away) <= rounds + 2
-    assert fleet.records()[-1]["contributed"] == 4
+    assert records[-1]["contributed"] == 4
     assert not fleet.devices["dev-2"].declined
-    assert len(digests(fleet)) == 1
-    fleet.service.close()
 
 
-def test_drawn_devices_get_their_model(tmp_path):
+def test_drawn_devices_get_their_model(begun):
     """With participation every drawn device gets its model."""
-    fleet = RoundFleet(tmp_path, 5, participation=0.4, rounds=12)
-    fleet.come(*fleet.devices)
-    fleet.finish()
-    assert [r["contributed"] for r in fleet.records()] == [2] * 12 + [5]
-    assert [r["declined"] for r in fleet.records()] == [{}] * 13
-    assert all(r["out_of_step"] == {} for r in fleet.records())
-    assert len(digests(fleet)) == 1
-    fleet.service.close()
+    fleet = begun(5, participation=0.4, rounds=12)
+    records = finished(fleet)
+    assert [r["contributed"] for r in records] == [2] * 12 + [5]
+    assert [r["declined"] for r in records] == [{}] * 13
+    assert all(r["out_of_step"] == {} for r in records)
 
 
 def test_newer_version_at_next_announcement(fleet):
@@ -135,9 +138,8 @@ def test_newer_version_at_next_announcement(fleet):
     assert fleet.records()[1]["contributed"] == 5
     fleet.kill()
     assert fleet.announcement.held.key_version == version
-    fleet.finish()
-    assert [r["contributed"] for r in fleet.records()] == [5] * 7
-    assert len(digests(fleet)) == 1
+    records = finished(fleet)
+    assert [r["contributed"] for r in records] == [5] * 7
 
 
 def two_groups(fleet):
@@ -146,26 +148,22 @@ def two_groups(fleet):
         device.target = fleet.origins[0] if name < "dev-4" else fleet.origins[1]
 
 
-def test_clusters_devices_hold_its_model(tmp_path):
+def test_clusters_devices_hold_its_model(begun):
     """Devices of two clusters hold the same models."""
-    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings={"k": 2})
+    fleet = begun(5, origins=2, algorithm="ifca", settings={"k": 2})
     two_groups(fleet)
-    fleet.come(*fleet.devices)
-    fleet.finish()
-    assert fleet.records()[-1]["clusters"] == dict.fromkeys(("dev-1", "dev-2", "dev-3"), 0) | {"dev-4": 1, "dev-5": 1}
-    assert len(digests(fleet)) == 1
-    assert all(r["out_of_step"] == {} for r in fleet.records())
-    fleet.service.close()
+    records = finished(fleet)
+    assert records[-1]["clusters"] == dict.fromkeys(("dev-1", "dev-2", "dev-3"), 0) | {"dev-4": 1, "dev-5": 1}
+    assert all(r["out_of_step"] == {} for r in records)
 
 
 @pytest.mark.slow
-def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
+def test_missed_last_mean_is_made_up_for(begun, monkeypatch):
     """A cluster whose devices missed its last mean makes up for it however late."""
     monkeypatch.setattr(missing_states, "CHECKPOINT_EVERY", 1)
     settings = {"k": 2, "stable_rounds": 1, "probe_every": 1000}
-    fleet = RoundFleet(tmp_path, 5, origins=2, algorithm="ifca", settings=settings, rounds=14)
+    fleet = begun(5, origins=2, algorithm="ifca", settings=settings, rounds=14)
     two_groups(fleet)
-    fleet.come(*fleet.devices)
     for _ in range(4):
         fleet.round()
     assert fleet.service.state.round == 5
@@ -175,33 +173,26 @@ def test_missed_last_mean_is_made_up_for(tmp_path, monkeypatch):
         fleet.round()
     fleet.come("dev-4", "dev-5")
     fleet.kill()
-    fleet.finish()
-    records = fleet.records()
-    found = [e for r in records for e in r["events"] if e["kind"] == "model_went_back"]
-    assert found == []
+    records = finished(fleet, "dev-4", "dev-5")
+    assert not [e for r in records for e in r["events"] if e["kind"] == "model_went_back"]
     assert records[-1]["contributed"] == 5
-    assert len(digests(fleet, "dev-4", "dev-5")) == 1
     assert fleet.devices["dev-4"].declined == []
-    fleet.service.close()
 
 
-def test_newcomer_trains_from_a_checkpoint(tmp_path):
+def test_newcomer_trains_from_a_checkpoint(begun):
     """Its presence comes after the first round, so it has no origin; the owner has drawn a version for it."""
-    fleet = RoundFleet(tmp_path, 4, rounds=8)
+    fleet = begun(4, rounds=8, here=("dev-1", "dev-2", "dev-3"))
     late = fleet.devices["dev-4"]
     late.states = late.states.keep(())
-    fleet.come("dev-1", "dev-2", "dev-3")
     fleet.now_s += 30
     fleet.service.tick(fleet.now_s)
     fleet.round()
     fleet.round()
     fleet.come("dev-4")
-    fleet.finish()
+    records = finished(fleet)
     # The aggregator can't know that it never had the origin: it declines once, and gets a checkpoint sealed after that.
     assert len(late.declined) <= 1
-    assert fleet.records()[-1]["contributed"] == 4
-    assert len(digests(fleet)) == 1
-    fleet.service.close()
+    assert records[-1]["contributed"] == 4
 
 
 def test_final_checkpoints_stay(fleet):
@@ -227,10 +218,6 @@ def end(*_args, **_options):
     raise Crash
 
 
-def steps_of(announcement):
-    return [kept.step for kept in announcement.held.steps]
-
-
 @pytest.mark.parametrize("at", ["snapshot", "after the snapshot"])
 def test_crash_around_the_next_snapshot(fleet, monkeypatch, at):
     """After a complete round the next one is announced before its snapshot is durable."""
@@ -249,13 +236,11 @@ def test_crash_around_the_next_snapshot(fleet, monkeypatch, at):
         announced = fleet.announcement
         assert announced.round == round_ + 1
         fleet.kill()
-        assert fleet.announcement.round == round_ + 1
-        assert fleet.announcement.nonce == announced.nonce
+        assert (fleet.announcement.round, fleet.announcement.nonce) == (announced.round, announced.nonce)
         assert fleet.announcement.held.offers == announced.held.offers
         assert steps_of(fleet.announcement) == steps_of(announced)
-    fleet.finish()
-    assert len(digests(fleet)) == 1
-    assert [r["contributed"] for r in fleet.records()] == [5] * 7
+    records = finished(fleet)
+    assert [r["contributed"] for r in records] == [5] * 7
 
 
 def test_crash_before_the_final_record(fleet, monkeypatch):
@@ -285,8 +270,7 @@ def test_crash_after_the_keys_have_turned(fleet, monkeypatch):
         fleet.answer("dev-5")
     fleet.kill()
     assert (fleet.announcement.round, fleet.announcement.held.key_version) == (3, version)
-    fleet.finish()
-    assert len(digests(fleet)) == 1
+    finished(fleet)
 
 
 def test_round_waits_for_the_rosters_keys(fleet):
@@ -301,8 +285,7 @@ def test_round_waits_for_the_rosters_keys(fleet):
     assert fleet.service.state.plan is None
     fleet.deliver()
     assert fleet.service.state.round == 3
-    fleet.finish()
-    assert len(digests(fleet)) == 1
+    finished(fleet)
 
 
 def test_revoked_device_certifies_nothing(fleet):
@@ -310,10 +293,9 @@ def test_revoked_device_certifies_nothing(fleet):
     fleet.round()
     fleet.here.discard("dev-5")
     fleet.rotate("dev-5")
-    fleet.finish()
-    assert [r["contributed"] for r in fleet.records()][2:] == [4] * 5
+    records = finished(fleet, "dev-1", "dev-2", "dev-3", "dev-4")
+    assert [r["contributed"] for r in records][2:] == [4] * 5
     assert "dev-5" not in fleet.service.state.devices
-    assert len(digests(fleet, "dev-1", "dev-2", "dev-3", "dev-4")) == 1
 
 
 SHARING = {"segments": (SegmentSpec("shared", 4), SegmentSpec("cluster", 2)), "origins": 2}
@@ -336,20 +318,27 @@ RUNS = {
 RESTARTED = ("ifca sharing", "fedgroup adding", "cfl validating")
 
 
+def two_targets(fleet):
+    """Give every other device the opposite target; return the fleet."""
+    for place, device in enumerate(fleet.devices.values()):
+        device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
+    return fleet
+
+
+def begun_run(begun, name, **options):
+    algorithm, settings, changes = RUNS[name]
+    plan = {"algorithm": algorithm, "settings": settings, "rounds": ROUNDS, "norm_limit": 1e6, **changes}
+    return two_targets(begun(6, **options, **plan))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESTARTED)
-def test_restarts_change_nothing_in_records(tmp_path, name):
-    algorithm, settings, changes = RUNS[name]
+def test_restarts_change_nothing_in_records(begun, tmp_path, name):
     found = []
     for kills in (False, True):
-        root = tmp_path / str(kills)
-        fleet = RoundFleet(root, 6, algorithm=algorithm, settings=settings, rounds=ROUNDS, norm_limit=1e6, **changes)
-        for place, device in enumerate(fleet.devices.values()):
-            device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
-        fleet.come(*fleet.devices)
+        fleet = begun_run(begun, name, root=tmp_path / str(kills))
         fleet.finish(fleet.kill if kills else lambda: None)
         found.append([(r["clusters"], r["events"], r["loss"], r["norms"]) for r in fleet.records()])
-        fleet.service.close()
     assert found[0] == found[1]
 
 
@@ -357,13 +346,9 @@ def test_restarts_change_nothing_in_records(tmp_path, name):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in RESTARTED else ()) for name in RUNS]
 )
-def test_restart_in_each_round(tmp_path, name):
+def test_restart_in_each_round(begun, name):
     """Devices follow only the models of their last assignment, so others' models reach them through checkpoints."""
-    algorithm, settings, changes = RUNS[name]
-    fleet = RoundFleet(tmp_path, 6, algorithm=algorithm, settings=settings, rounds=ROUNDS, norm_limit=1e6, **changes)
-    for place, device in enumerate(fleet.devices.values()):
-        device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
-    fleet.come(*fleet.devices)
+    fleet = begun_run(begun, name)
     for round_ in range(ROUNDS):
         if round_ == AWAY:
             fleet.leave("dev-6")
@@ -382,16 +367,14 @@ def test_restart_in_each_round(tmp_path, name):
         found = {d.states.newest(model).held for d in fleet.devices.values() if d.states.newest(model)}
         newest = max(held.round for held in found)
         assert len({held.digest for held in found if held.round == newest}) == 1
-    fleet.service.close()
 
 
-def test_unplaced_device_gets_global_model(tmp_path):
+def test_unplaced_device_gets_global_model(begun):
     """FedGroup's auxiliary model is the mean of its groups' models, which no device trains."""
     settings = {"groups": 2, "alpha": 2, "discrepancy": False}
-    fleet = RoundFleet(tmp_path, 5, algorithm="fedgroup", settings=settings, rounds=5, quorum=0.5)
-    for place, device in enumerate(fleet.devices.values()):
-        device.target = np.full(6, 2.0 if place % 2 else -2.0, np.float32)
-    fleet.come("dev-1", "dev-2", "dev-3", "dev-4")
+    here = ("dev-1", "dev-2", "dev-3", "dev-4")
+    plan = {"algorithm": "fedgroup", "settings": settings, "rounds": 5, "quorum": 0.5}
+    fleet = two_targets(begun(5, here=here, **plan))
     fleet.now_s += 30
     fleet.service.tick(fleet.now_s)
     for _ in range(4):
@@ -403,14 +386,7 @@ def test_unplaced_device_gets_global_model(tmp_path):
     fleet.finish()
     assert fleet.records()[-1]["contributed"] == 5
     late = fleet.devices["dev-5"]
-    groups = [
-        fleet.devices[d].states.newest(m).theta for d, m in zip(("dev-1", "dev-2"), two_models(fleet), strict=True)
-    ]
+    clusters = fleet.records()[-1]["clusters"]
+    groups = [fleet.devices[d].states.newest(clusters[d]).theta for d in ("dev-1", "dev-2")]
     auxiliary = next(s for s in late.states.held.values() if s.id.model in late.follows and s.id.round == 5)
     np.testing.assert_allclose(auxiliary.theta, np.mean(groups, axis=0), atol=1e-5)
-    fleet.service.close()
-
-
-def two_models(fleet):
-    clusters = fleet.records()[-1]["clusters"]
-    return clusters["dev-1"], clusters["dev-2"]

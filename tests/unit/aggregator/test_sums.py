@@ -47,6 +47,12 @@ class Keeper:
         self.opener.take(found.message, memoryview(body))
         return found.message
 
+    def ask(self, updates):
+        """Close a round on updates whose cells are not opened yet; return the keeper's answer."""
+        with pytest.raises(KeeperAwaitedError):
+            self.opener.open(1, NONCE, updates)
+        return self.answer()
+
     def open(self, updates, round_=1):
         """Return what a round is closed on."""
         for _ in range(5):
@@ -66,30 +72,26 @@ def values(at):
     return np.full(D, 0.25 * (at + 1), np.float32)
 
 
+def updates_of(names, model=lambda _at: 0, round_=1):
+    return [update(name, values(at), model=model(at), round_=round_) for at, name in enumerate(names)]
+
+
 def test_stand_ins_are_the_means_of_cells(keeper):
-    updates = [update(name, values(at), model=at % 2) for at, name in enumerate(NAMES[:8])]
-    opened = keeper.open(updates)
+    """Nothing of a single device is left."""
+    opened = keeper.open(updates_of(NAMES[:8], lambda at: at % 2))
     assert [u.device for u in opened.updates] == list(NAMES[:8])
     for u in opened.updates:
         mine = [values(at) for at in range(8) if at % 2 == u.model]
         assert np.allclose(u.vector, np.mean(mine, axis=0), atol=1e-5)
-        assert u.loss == pytest.approx(np.mean([v[0] for v in mine]))
-        assert u.samples == 1
+        assert (u.loss, u.samples) == (pytest.approx(np.mean([v[0] for v in mine])), 1)
+    assert len({(u.vector.tobytes(), u.loss, u.norm) for u in opened.updates}) == 2
     assert sum(u.correct for u in opened.updates) == 8
     assert sum(u.tested for u in opened.updates) == 16
     assert opened.events == ()
 
 
-def test_nothing_of_one_device_is_left(keeper):
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
-    opened = keeper.open(updates)
-    assert len({u.vector.tobytes() for u in opened.updates}) == 1
-    assert len({(u.loss, u.norm) for u in opened.updates}) == 1
-
-
 def test_two_in_a_cell_are_not_opened(keeper):
-    updates = [update(name, values(at), model=int(at > 4)) for at, name in enumerate(NAMES[:7])]
-    opened = keeper.open(updates)
+    opened = keeper.open(updates_of(NAMES[:7], lambda at: int(at > 4)))
     assert [u.device for u in opened.updates] == list(NAMES[:5])
     (event,) = opened.events
     assert (event.kind, event.detail["devices"]) == (NOT_OPENED, ["dev-5", "dev-6"])
@@ -101,10 +103,8 @@ def test_too_few_ask_nobody(keeper):
 
 
 def test_a_restart_asks_the_same(keeper, tmp_path):
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
-    with pytest.raises(KeeperAwaitedError):
-        keeper.opener.open(1, NONCE, updates)
-    keeper.answer()
+    updates = updates_of(NAMES[:5])
+    keeper.ask(updates)
     keeper.opener = keeper.make(tmp_path)
     opened = keeper.open([*updates, update(NAMES[5], values(5))])
     assert keeper.asked[0] == keeper.asked[-1]
@@ -113,7 +113,7 @@ def test_a_restart_asks_the_same(keeper, tmp_path):
 
 
 def test_false_share_costs_its_device(keeper):
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:6])]
+    updates = updates_of(NAMES[:6])
     updates[2] = update(NAMES[2], values(2), figures=Figures(norm=-1.0))
     opened = keeper.open(updates)
     assert [u.device for u in opened.updates] == ["dev-0", "dev-1", "dev-3", "dev-4", "dev-5"]
@@ -122,10 +122,8 @@ def test_false_share_costs_its_device(keeper):
 
 def test_keeper_that_answers_anything(keeper):
     """It names one that is not there, then cells that were never opened, again and again: the round closes without a sum."""
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:6])]
-    with pytest.raises(KeeperAwaitedError):
-        keeper.opener.open(1, NONCE, updates)
-    told = dataclasses.replace(keeper.answer(), cells=())
+    updates = updates_of(NAMES[:6])
+    told = dataclasses.replace(keeper.ask(updates), cells=())
     for changes in ({"false": ("nobody",)}, {"refused": "no", "recent": ((bytes(16),),)}):
         keeper.opener._answers.clear()
         keeper.opener.take(dataclasses.replace(told, **changes), memoryview(b""))
@@ -136,14 +134,14 @@ def test_keeper_that_answers_anything(keeper):
 
 def test_all_cells_together_fit_a_sum():
     """CFL's control is a sum over several cells."""
-    updates = [update(name, values(at), model=at % 2) for at, name in enumerate(NAMES)]
+    updates = updates_of(NAMES, lambda at: at % 2)
     ids = {name: name.encode() for name in NAMES}
     cells = chosen_cells(updates, ids, [], dataclasses.replace(plan_of(), most_summed=9), NONCE, {})
     assert sum(map(len, cells)) <= 9
 
 
 def test_wrong_pad_costs_its_cell(keeper):
-    updates = [update(name, values(at), model=int(at > 3)) for at, name in enumerate(NAMES[:8])]
+    updates = updates_of(NAMES[:8], lambda at: int(at > 3))
     updates[1] = update(NAMES[1], values(1), pad=b"w" * 32)
     opened = keeper.open(updates)
     assert [u.device for u in opened.updates] == list(NAMES[4:8])
@@ -151,37 +149,29 @@ def test_wrong_pad_costs_its_cell(keeper):
     assert opened.events[0].detail["devices"] == list(NAMES[:4])
 
 
-def test_one_who_is_missing_takes_two_along(keeper):
-    keeper.open([update(name, values(at)) for at, name in enumerate(NAMES)])
-    opened = keeper.open([update(name, values(at), round_=2) for at, name in enumerate(NAMES[1:])], 2)
+@pytest.mark.parametrize("restart", [False, True], ids=["same life", "after a restart"])
+def test_one_who_is_missing_takes_two_along(keeper, tmp_path, restart):
+    keeper.open(updates_of(NAMES))
+    if restart:
+        keeper.opener = keeper.make(tmp_path)
+    opened = keeper.open(updates_of(NAMES[1:], round_=2), 2)
     assert len(opened.updates) == 9
     assert len(opened.events[0].detail["devices"]) == 2
-
-
-def test_restart_learns_what_was_opened(keeper, tmp_path):
-    keeper.open([update(name, values(at)) for at, name in enumerate(NAMES)])
-    keeper.opener = keeper.make(tmp_path)
-    opened = keeper.open([update(name, values(at), round_=2) for at, name in enumerate(NAMES[1:])], 2)
-    assert len(opened.updates) == 9
     assert len(keeper.memory.opened) == 2
 
 
 def test_refusal_gives_the_round_up(keeper, tmp_path):
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
+    updates = updates_of(NAMES[:5])
     keeper.open(updates)
-    other = keeper.make(tmp_path)
-    other._path.unlink()
-    keeper.opener = other
+    keeper.opener = keeper.make(tmp_path)
+    keeper.opener._path.unlink()
     opened = keeper.open(updates[:4])
     assert opened.updates == ()
     assert opened.events[0].detail["devices"] == list(NAMES[:4])
 
 
 def test_other_answers_are_ignored(keeper):
-    updates = [update(name, values(at)) for at, name in enumerate(NAMES[:5])]
-    with pytest.raises(KeeperAwaitedError):
-        keeper.opener.open(1, NONCE, updates)
-    told = keeper.answer()
+    told = keeper.ask(updates_of(NAMES[:5]))
     keeper.opener._answers.clear()
     keeper.opener.take(dataclasses.replace(told, request=bytes(32)), memoryview(b""))
     assert not keeper.opener.answered
@@ -191,6 +181,6 @@ def test_requests_count_as_at_the_keeper(keeper):
     """A set that may not be opened beside the first one may again after ten others."""
     first, other = NAMES[:11], NAMES[:8]
     for round_, names in enumerate((first, *[other] * 10, NAMES), 1):
-        opened = keeper.open([update(name, values(at), round_=round_) for at, name in enumerate(names)], round_)
+        opened = keeper.open(updates_of(names, round_=round_), round_)
         assert [u.device for u in opened.updates] == list(names)
     assert keeper.opener._recent == keeper.memory.recent

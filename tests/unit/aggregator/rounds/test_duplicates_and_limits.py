@@ -35,6 +35,8 @@ REFUSALS = {
     "hits that nobody asked for": ({"correct": 3, "tested": 4}, "impossible"),
     "tries that nobody asked for": ({"tested": 4}, "impossible"),
     "no samples": ({"samples": 0}, "impossible"),
+    "a loss that no float32 holds": ({"loss": 1e300}, "beyond the limit for reports"),
+    "a loss below what a float32 holds": ({"loss": -1e300}, "beyond the limit for reports"),
 }
 
 
@@ -120,18 +122,16 @@ def test_stored_upload_counts_once():
 
 def test_finished_run_knows_what_came_last():
     """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
-    devices = DEVICES
-    engine, state = opened(devices=devices, rounds=1)
-    state, _ = give(engine, state, *devices)
+    engine, state = opened(rounds=1)
+    state, _ = give(engine, state, *DEVICES)
     # A seal has other bytes each time.
-    plain, *others = sorted(devices, key=lambda device: state.plan.assignments[device].seal)
-    *there, away = others
+    plain, *there, away = sorted(DEVICES, key=lambda device: state.plan.assignments[device].seal)
     state, _ = give(engine, state, plain, *there)
     last, late = (upload_of(engine, state, device) for device in (plain, away))
     received, metadata = dict(state.received), state.resume_metadata
     state, actions = engine.handle(state, DeadlinePassed(2))
     assert kinds(actions) == ["RoundClosed", "RunFinished"]
-    for over in (state, engine.over(devices, 2, metadata, received)):
+    for over in (state, engine.over(DEVICES, 2, metadata, received)):
         assert engine.validate(over, last[0], digest_of(*last)) == (Decision.DUPLICATE, "")
         assert engine.validate(over, last[0], DIGEST) == (Decision.REFUSE, "the run is over")
         assert engine.validate(over, late[0], digest_of(*late)) == (Decision.REFUSE, "the run is over")

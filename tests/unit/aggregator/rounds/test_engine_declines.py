@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, WentOffline
+from aggregator.rounds.state import DeadlinePassed, Declined
 from aggregator.run_log import RunLog, waiting_for
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, kinds, opened
@@ -38,14 +38,6 @@ def test_last_to_decline_closes_the_round():
     assert actions[0].record.declined == {"dev-5": "task"}
 
 
-def test_it_is_asked_again_in_the_next_round():
-    engine, state = opened()
-    state, _ = decline(engine, state, "dev-5")
-    state, _ = give(engine, state, *DEVICES[:4])
-    assert "dev-5" in state.plan.assignments
-    assert (state.declined, state.waiting, state.awaited) == ({}, DEVICES, 5)
-
-
 @pytest.mark.parametrize(("least", "closes"), [(2, True), (3, False)])
 @pytest.mark.parametrize("reason", [DeclineReason.DATA, DeclineReason.TASK, DeclineReason.METERED])
 def test_quorum_is_of_those_that_can(reason, least, closes):
@@ -69,30 +61,12 @@ def test_another_nonce_counts_for_nothing():
     assert engine.handle(before, Declined("dev-5", engine.nonce(0), DeclineReason.DATA)) == (before, ())
 
 
-def test_unasked_device_can_not_decline():
-    """Who has answered or was not asked can't decline."""
-    engine, state = opened()
-    state, _ = give(engine, state, "dev-1")
-    assert decline(engine, state, "dev-1", "dev-9") == (state, ())
-
-
 def test_upload_that_comes_after_all_counts():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-1")
     state, actions = give(engine, state, *DEVICES)
     assert actions[0].record.contributed == 5
     assert actions[0].record.declined == {}
-
-
-def test_presence_takes_nothing_back():
-    """Presences come again for many reasons: only an upload says that the device can."""
-    engine, state = opened()
-    state, _ = decline(engine, state, "dev-5")
-    state, _ = engine.handle(state, WentOffline("dev-5"))
-    state, _ = engine.handle(state, CameOnline("dev-5"))
-    assert state.awaited == 4
-    _, actions = give(engine, state, *DEVICES[:4])
-    assert kinds(actions) == ["RoundClosed", "OpenRound"]
 
 
 def test_lone_device_does_not_stop_the_fleet():

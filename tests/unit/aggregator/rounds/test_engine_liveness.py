@@ -50,29 +50,6 @@ def test_nor_after_the_deadline():
     assert len(actions) == 2
 
 
-def test_a_slow_device_is_still_waited_for():
-    engine, state, _ = one_alone()
-    assert engine.handle(state, DeadlinePassed(1))[1] == ()
-
-
-def test_round_of_all_waits_for_returns():
-    """Where everybody was asked the round stays open for those who come back."""
-    engine, state = opened(run_plan())
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    for device in DEVICES:
-        state, actions = engine.handle(state, WentOffline(device))
-        assert actions == ()
-    assert state.round == 1
-
-
-def test_loss_beyond_float32_is_refused():
-    """A loss that no float32 holds is refused."""
-    engine, state = opened(run_plan())
-    upload, _ = upload_of(engine, state, "dev-1")
-    for loss in (1e300, -1e300):
-        assert engine.validate(state, dataclasses.replace(upload, loss=loss), DIGEST)[0] is Decision.REFUSE
-
-
 def test_a_margin_beyond_the_clip_is_refused():
     """Unclipped, one device could decide every paired test."""
     assert MAX_MARGIN == MARGIN_CLIP
@@ -81,11 +58,10 @@ def test_a_margin_beyond_the_clip_is_refused():
     state = dataclasses.replace(
         state, plan=dataclasses.replace(state.plan, assignments=dict.fromkeys(DEVICES, assignment))
     )
-    for margin, verdict in (
-        (5.0, Decision.STORE),
-        (-5.0, Decision.STORE),
-        (5.01, Decision.REFUSE),
-        (-9e9, Decision.REFUSE),
-    ):
-        upload, _ = upload_of(engine, state, "dev-1", margins=(0.0, margin))
-        assert engine.validate(state, upload, DIGEST)[0] is verdict
+    uploads = {
+        margin: upload_of(engine, state, "dev-1", margins=(0.0, margin))[0] for margin in (5.0, -5.0, 5.01, -9e9)
+    }
+    stored = [
+        margin for margin, upload in uploads.items() if engine.validate(state, upload, DIGEST)[0] is Decision.STORE
+    ]
+    assert stored == [5.0, -5.0]

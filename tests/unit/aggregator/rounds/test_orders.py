@@ -25,6 +25,13 @@ def order(engine, state, wanted):
     return engine.handle(state, Ordered(wanted))
 
 
+def paused():
+    """Return (engine, state) of a run that is paused after its first round."""
+    engine, state = opened(rounds=9)
+    state, _ = order(engine, state, Order.PAUSE)
+    return engine, give(engine, state, *DEVICES)[0]
+
+
 @pytest.mark.parametrize(
     ("before", "allowed"),
     [
@@ -58,9 +65,7 @@ def test_pause_completes_the_round():
 
 def test_resumed_run_gathers_for_a_deadline():
     """A run that is resumed with too few devices gathers for a whole deadline."""
-    engine, state = opened(rounds=3)
-    state, _ = order(engine, state, Order.PAUSE)
-    state, _ = give(engine, state, *DEVICES)
+    engine, state = paused()
     for device in DEVICES:
         state, _ = engine.handle(state, WentOffline(device))
     state, _ = engine.handle(state, DeadlinePassed(1))
@@ -96,18 +101,14 @@ def test_stop_now_closes_with_durable_ones():
 
 def test_stop_in_a_pause_ends_the_run():
     """A run stopped in a pause goes on to its final round."""
-    engine, state = opened(rounds=9)
-    state, _ = order(engine, state, Order.PAUSE)
-    state, _ = give(engine, state, *DEVICES)
+    engine, state = paused()
     state, actions = order(engine, state, Order.STOP)
     assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
 
 
 def test_stop_waits_for_devices_to_return():
     """A run stopped while devices are away ends once they are back."""
-    engine, state = opened(rounds=9)
-    state, _ = order(engine, state, Order.PAUSE)
-    state, _ = give(engine, state, *DEVICES)
+    engine, state = paused()
     for device in DEVICES:
         state, _ = engine.handle(state, WentOffline(device))
     state, actions = order(engine, state, Order.STOP)

@@ -54,9 +54,10 @@ def counts(state):
     orders = state.plan.assignments
     plain = (
         sum(d in state.online and d not in state.received and d not in state.declined for d in orders),
+        sum(d in state.devices or d in state.received for d in orders),
         sum(d not in orders for d in state.online),
     )
-    return (state.awaited, state.unasked), plain
+    return (state.awaited, state.asked, state.unasked), plain
 
 
 def test_opened_round_forgets_answers():
@@ -117,22 +118,6 @@ def test_device_that_uploaded_may_leave():
     assert (off.awaited, off.asked, set(off.unavailable)) == (1, 2, set())
 
 
-def test_unasked_devices_are_counted():
-    """Devices without an order are counted as they come and go."""
-    state = asking("a")
-    for move, device, unasked in (
-        (on_offline, "b", 2),
-        (on_offline, "b", 2),
-        (on_offline, "a", 2),
-        (on_online, "b", 3),
-        (on_online, "new", 4),
-        (on_online, "new", 4),
-    ):
-        state = move(state, device)
-        assert state.unasked == unasked
-    assert "new" in state.devices, "a device that joins during the run belongs to the fleet"
-
-
 def test_declined_is_not_awaited_online():
     """A device that declined is not waited for though it is online."""
     state = on_declined(asking("a", "b"), "a", DATA)
@@ -161,21 +146,29 @@ def test_let_in_again_counts_again():
 
 def test_counts_are_those_of_the_sets():
     """The counts are those of the sets whatever happens."""
-    state = asking("a", "b")
+    state = asking("a", "b", "d")
     for move, device in (
         (on_offline, "a"),
         (on_online, "x"),
+        (on_online, "x"),
+        (on_offline, "c"),
         (on_offline, "c"),
         (lambda s, d: on_declined(s, d, DATA), "b"),
         (on_online, "a"),
         (received, "a"),
         (on_offline, "a"),
         (on_online, "c"),
+        (on_revoked, "a"),
         (on_offline, "x"),
+        (on_revoked, "d"),
+        (on_online, "d"),
+        (on_revoked, "d"),
     ):
         state = move(state, device)
         found, plain = counts(state)
         assert found == plain, (move, device)
+        assert state.unavailable <= set(state.waiting), (move, device)
+    assert "x" in state.devices, "a device that joins during the run belongs to the fleet"
 
 
 # ------------------------------------------------------------------------------------------------- devices move
@@ -209,12 +202,6 @@ def test_revoked_device_counts_no_more():
     assert (gone.asked, gone.awaited, gone.present) == (2, 2, ("b", "c", "d"))
     for late in (gone, on_declined(gone, "a", UPLOAD), on_declined(gone, "a", DATA)):
         assert dataclasses.replace(late, deadline_passed=True).able == 2, "it is taken off once, not twice"
-
-
-def test_revoked_after_upload_still_counts():
-    """The upload of a device that is revoked afterwards still counts."""
-    gone = on_revoked(received(asking("a", "b"), "a"), "a")
-    assert (gone.asked, set(gone.removed)) == (2, set())
 
 
 # ------------------------------------------------------------------------------------------------------ the end

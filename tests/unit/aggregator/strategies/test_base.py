@@ -51,23 +51,14 @@ def test_moved_model_adds_its_offsets():
     np.testing.assert_array_equal(first.offset, delta, "the earlier model keeps its offset")
 
 
-def test_unmoved_models_norm_is_zero():
-    """The norm of a model that has not moved is zero."""
-    assert ClusterModel().norm == 0.0
-    assert ClusterModel(offset=np.array([3, 4], np.float32)).norm == 5.0
-
-
 def test_norm_is_summed_in_float64():
     """A float32 sum of so many squares would stop to grow; the last coordinate is in a block of its own."""
     vector = np.ones((1 << 17) + 1, np.float32)
     vector[-1] = 1000.0
     assert norm_of(vector) == pytest.approx(np.sqrt((1 << 17) + 1e6), rel=1e-7)
-    assert norm_of(np.zeros(0, np.float32)) == 0.0
-
-
-def test_norm_beyond_float32_is_infinite():
-    """A norm beyond float32 is infinite and raises no warning."""
-    assert norm_of(np.full(3, 3e38, np.float32)) == np.inf
+    assert norm_of(np.zeros(0, np.float32)) == ClusterModel().norm == 0.0
+    assert ClusterModel(offset=np.array([3, 4], np.float32)).norm == 5.0
+    assert norm_of(np.full(3, 3e38, np.float32)) == np.inf, "and no warning is raised"
 
 
 def test_figures_of_an_upload_are_kept():
@@ -102,7 +93,7 @@ def test_update_counts_once_under_one_key():
     """An update counts once and only under the key of the others."""
     first, other = contribution("dev-1", np.ones(D)), contribution("dev-2", np.ones(D))
     assert of_one_round([other, first]) == [first, other]
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match="before"):
         of_one_round([first, other, first])
     with pytest.raises(KeyMismatchError):
         of_one_round([first, contribution("dev-3", np.ones(D), key_id=b"o" * 16)])
@@ -139,21 +130,20 @@ def test_mean_follows_the_cluster():
     assert mean_update(given(), "samples", 3.0)[0] == pytest.approx((4 - 3) / 7)
 
 
-def test_uniform_weights_are_never_capped():
-    assert weights_of(given(), "uniform", 3.0).tolist() == [1.0] * 5
-    assert capped_devices([given()], "uniform", 3.0) == {}
-
-
 def test_capped_devices_are_named():
-    """The capped devices are named with their weight."""
-    assert capped_devices([given()], "samples", 3.0) == {"liar": 30.0}
-    assert capped_devices([given()], "samples", 0.0) == {}
+    """With their weight; uniform weights are never capped."""
+    assert weights_of(given(), "uniform", 3.0).tolist() == [1.0] * 5
+    capped = [capped_devices([given()], *rule) for rule in (("uniform", 3.0), ("samples", 3.0), ("samples", 0.0))]
+    assert capped == [{}, {"liar": 30.0}, {}]
 
 
 def test_reported_loss_is_a_capped_mean_too():
     assert mean_loss(given()[1:], run_plan()) == pytest.approx(3 / 6)
     assert mean_loss(given()[1:], run_plan(weight_cap=0.0)) < 0.001
     assert mean_loss([], run_plan()) is None
+    assert mean_loss([contribution("a", loss=1.0, samples=0)], run_plan()) is None
+    even = [contribution("a", loss=1.0, samples=1), contribution("b", loss=3.0, samples=1)]
+    assert mean_loss(even, run_plan()) == 2.0
 
 
 @pytest.mark.parametrize("lie", [-3.4e38, 0.0, 3.4e38])
@@ -164,30 +154,15 @@ def test_one_false_loss_of_five(lie):
     assert 1.0 < found < 1.3
 
 
-def test_losses_without_weight():
-    """Uniform losses and losses without weight."""
-    even = [contribution("a", loss=1.0, samples=1), contribution("b", loss=3.0, samples=1)]
-    assert mean_loss(even, run_plan()) == 2.0
-    assert mean_loss([contribution("a", loss=1.0, samples=0)], run_plan()) is None
-
-
 def test_enough_devices_move_a_model():
     """A model moves only by the mean of enough devices."""
     run, slot = run_plan(min_contributors=3, weight_cap=0.0), ClusterModel()
     updates = [contribution(f"dev-{i}", np.full(D, i), samples=10 * i) for i in range(1, 4)]
     assert advanced(slot, updates[:2], run, mean_update, 5) is slot
+    assert advanced(slot, [], run_plan(min_contributors=1), None, 5) is slot, "no mean is made of nothing"
     moved = advanced(slot, updates, run, mean_update, 5)
     assert (moved.contributors, moved.version) == (3, 5)
     np.testing.assert_array_equal(moved.offset, weighted_mean([c.row for c in updates], np.array([10.0, 20, 30])))
-
-
-def test_no_mean_is_made_of_no_updates():
-    slot = ClusterModel()
-
-    def mean(*_):
-        raise AssertionError("a mean of nothing")
-
-    assert advanced(slot, [], run_plan(min_contributors=1), mean, 5) is slot
 
 
 def test_training_reports_no_margins():
@@ -196,19 +171,9 @@ def test_training_reports_no_margins():
     assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.PRETRAIN, Share.TRAIN)
     assert (made.train, made.evaluate, made.margins) == (True, True, False)
     assert train_assignment((4,), evaluate=False).phase == Phase.TRAIN
-
-
-def test_final_assignment_trains_nothing():
-    """A final assignment reports and trains nothing."""
     made = final_assignment((4, 7))
     assert (made.candidates, made.phase, made.share) == ((4, 7), Phase.SCORE, Share.TRAIN)
-    assert (made.train, made.evaluate, made.margins) == (False, True, False)
-
-
-# ---------------------------------------------------------------------------------------------------------- draws
-
-
-# ---------------------------------------------------------------------------------------------------- assignments
+    assert (made.train, made.evaluate, made.margins) == (False, True, False), "the final one trains nothing either"
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (3, [3, 6])])

@@ -21,21 +21,18 @@ def test_measured_against_their_own_model():
     )
 
 
-def test_norms_suffice_without_updates():
-    """Norms are enough where single updates are not kept."""
-    given = [contribution("a", norm=1.0), contribution("b", norm=3.0)]
-    (event,) = discrepancy(given, {0: ClusterModel()}, {0: ClusterModel()}, 1)
-    assert event.detail == {"mean": 2.0, "variance": 1.0}
-
-
-def test_only_the_first_figures_are_given():
-    """Without the models after the round only the first figures are given."""
-    (event,) = discrepancy([contribution("a", X)], {0: ClusterModel()}, None, 1)
-    assert event.detail == {"mean": 1.0, "variance": 0.0}
-
-
-def test_round_without_updates_says_nothing():
-    assert discrepancy([], {0: ClusterModel()}, {0: ClusterModel()}, 1) == ()
+@pytest.mark.parametrize(
+    ("given", "after", "figures"),
+    [
+        ([contribution("a", norm=1.0), contribution("b", norm=3.0)], ClusterModel(), [{"mean": 2.0, "variance": 1.0}]),
+        ([contribution("a", X)], None, [{"mean": 1.0, "variance": 0.0}]),
+        ([], ClusterModel(), []),
+    ],
+    ids=["single updates are not kept", "without the model after the round", "no updates"],
+)
+def test_figures_of_less(given, after, figures):
+    found = discrepancy(given, {0: ClusterModel()}, after and {0: after}, 1)
+    assert [event.detail for event in found] == figures
 
 
 def test_fedavg_tells_it_when_asked():

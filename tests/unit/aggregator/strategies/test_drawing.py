@@ -125,6 +125,8 @@ def test_means_of_one_are_drawn_plainly(changes):
     """The draw is the plain one for means of one and for all devices."""
     run = run_plan(**changes)
     assert drawn_in_turn(run, 3, TWENTY, FOUR, {}) == (drawn(run, 3, TWENTY), {})
+    of_several = run_plan(participation=0.2, min_contributors=3)
+    assert drawn_in_turn(of_several, 1, ("a", "b", "c"), {}, {})[0] == drawn(of_several, 1, ("a", "b", "c"))
 
 
 def test_clusters_have_turns_of_several():
@@ -162,9 +164,3 @@ def test_single_unclustered_joins_first_turn():
         draws.append(set(chosen))
     assert any("d19" in chosen for chosen in draws)
     assert all({known[d] for d in chosen - {"d19"}} == {0} for chosen in draws if "d19" in chosen)
-
-
-def test_without_clusters_draw_is_plain():
-    """Without any cluster the draw is the plain one."""
-    run = run_plan(participation=0.2, min_contributors=3)
-    assert drawn_in_turn(run, 1, ("a", "b", "c"), {}, {})[0] == drawn(run, 1, ("a", "b", "c"))

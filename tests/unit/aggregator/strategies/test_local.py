@@ -41,6 +41,8 @@ def test_newcomer_has_a_model_of_its_own():
 def test_in_end_everybody_has_its_own_model():
     rounds = Rounds(run_plan("local"), DEVICES)
     rounds.step(answer)
+    assert {slot.version for slot in rounds.state.slots} == {1}
+    assert 0 in numbers_in(rounds.state), "the origin stays in use for newcomers"
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
     assert plan.assignments["dev-c"].candidates == (2,)
     assert plan.models[2] == rounds.state.slots[2]
@@ -52,14 +54,6 @@ def test_only_drawn_models_are_named():
     strategy = Rounds(run_plan("local", participation=0.34), DEVICES).strategy
     _, plan = strategy.plan(strategy.init(DEVICES), 1, tuple(sorted(DEVICES)))
     assert len(plan.assignments) == len(plan.models) == 1
-
-
-def test_origin_stays_for_newcomers():
-    """The origin stays in use for newcomers though every model has moved."""
-    rounds = Rounds(run_plan("local"), DEVICES)
-    rounds.step(answer)
-    assert {slot.version for slot in rounds.state.slots} == {1}
-    assert 0 in numbers_in(rounds.state)
 
 
 def test_a_mean_of_one_must_be_allowed():

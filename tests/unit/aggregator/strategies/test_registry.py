@@ -174,12 +174,6 @@ def test_the_defaults_ask_for_nothing():
     assert (plain.clusters_setting, plain.splits, plain.reads) == ("", False, "updates")
 
 
-@pytest.mark.parametrize("name", ["k", "restarts", "restart_rounds"])
-def test_counts_below_one_are_refused(name):
-    with pytest.raises(ConfigError, match="at least 1"):
-        settings_of("ifca", {name: "0"})
-
-
 @pytest.mark.parametrize(("algorithm", "name"), [("ifca", "k"), ("one-shot", "k"), ("fedgroup", "groups")])
 def test_number_of_clusters_may_be_found(algorithm, name):
     """The number of clusters may be left to the strategy."""

@@ -32,17 +32,13 @@ def given(factors, model=0, seed=0, first=0, common=1.0):
 FLIPPED = [1.0] * 7 + [-1.0] * 3
 
 
-def test_off_is_the_plain_mean():
-    """Off is the plain mean and tells nothing."""
-    updates, mean = given(FLIPPED), RobustMean(plan(robust="off"))
+@pytest.mark.parametrize(
+    "changes", [{"robust": "off"}, {"capabilities": Capabilities(scale=True)}], ids=["off", "lengths are computed"]
+)
+def test_plain_mean_tells_nothing(changes):
+    updates, mean = given(FLIPPED), RobustMean(plan(**changes))
     assert mean(updates, "uniform").tobytes() == mean_update(updates, "uniform").tobytes()
     assert mean.take() == {}
-
-
-def test_runs_with_lengths_have_plain_means():
-    """Runs that compute lengths of models have plain means."""
-    mean = RobustMean(plan(capabilities=Capabilities(scale=True)))
-    assert mean(given(FLIPPED), "uniform").tobytes() == mean_update(given(FLIPPED), "uniform").tobytes()
 
 
 def test_honest_mean_has_bits_of_plain_one():

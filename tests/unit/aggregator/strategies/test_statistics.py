@@ -240,10 +240,3 @@ def test_fedgroup_asks_after_the_cold_start():
             assert asked == {d: (statistics_model(j), j) for d in MANY for j in (int(d >= "dev-4"),)}
     assert {statistics_model(0), statistics_model(1)} <= set(plan.models)
     assert state.taken == (MANY, MANY[:4], MANY[4:])
-
-
-def test_fedavg_asks_for_none():
-    strategy = fedavg(min_contributors=3)
-    state, _ = after_statistics(strategy)
-    settled = dataclasses.replace(state, slot=ClusterModel(7, version=1))
-    assert strategy.plan(settled, 2, DEVICES)[1].trains

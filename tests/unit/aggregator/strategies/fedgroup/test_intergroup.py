@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.fedgroup.strategy import MAX_SCALE, aggregate, length_after
-from shoal.errors import ConfigError, IntegrityError, WireError
+from shoal.errors import IntegrityError, WireError
 from shoal.protocol.messages import Phase
 from shoal.protocol.states import Term
 from tests.helpers.plans import D, Rounds, contribution, run_plan
@@ -165,11 +165,6 @@ def test_no_length_is_asked_for_without_it():
     asked = {o.norm for o in rounds.strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
     silent = {o.norm for o in strategy.plan(rounds.state, 2, DEVICES)[1].assignments.values()}
     assert (asked, silent) == ({True}, {False})
-
-
-def test_a_negative_rate_is_refused():
-    with pytest.raises(ConfigError, match="eta_g"):
-        Rounds(run_plan("fedgroup", {"eta_g": -0.1}), DEVICES)
 
 
 def test_a_bound_is_what_devices_check():

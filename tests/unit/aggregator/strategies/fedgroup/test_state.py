@@ -1,6 +1,7 @@
 """FedGroup's auxiliary model: the mean of the groups' models, which devices of no group end with."""
 
 import numpy as np
+import pytest
 
 from aggregator.rounds.relay import numbers_in
 from aggregator.strategies.base import ClusterModel
@@ -46,8 +47,9 @@ def test_before_cold_start_it_is_the_origin():
     assert world.rounds.strategy.models_of(world.rounds.state) == {}
 
 
-def test_it_is_mean_of_groups_in_every_round():
-    world = World()
+@pytest.mark.parametrize("settings", [{}, {"eta_g": 0.2}], ids=["groups alone", "models added up"])
+def test_it_is_mean_of_groups_in_every_round(settings):
+    world = World(**settings)
     for _ in range(5):
         world.step()
         world.check_mean()
@@ -59,14 +61,6 @@ def test_it_counts_group_that_has_not_moved():
     world.step([d for d, group in world.rounds.state.clusters.items() if group == 1])
     assert [s.version for s in world.rounds.state.slots] == [1, 2]
     world.check_mean()
-
-
-def test_mean_of_added_models():
-    """It is the mean of groups whose models are added up."""
-    world = World(eta_g=0.2)
-    for _ in range(4):
-        world.step()
-        world.check_mean()
 
 
 def test_last_round_gives_the_mean():

@@ -92,6 +92,11 @@ def test_cold_start_finds_the_groups(measure):
     for j, slot in enumerate(rounds.state.slots):
         expected = mean(PRE, members(rounds.state, j), weighted=False)
         np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-5)
+        direction = rounds.theta(rounds.state.directions[j]) - rounds.theta(rounds.state.origin)
+        np.testing.assert_allclose(direction, expected, rtol=1e-5)
+    kept = rounds.state.directions
+    rounds.go(placing(rounds), 3)
+    assert rounds.state.directions == kept, "groups have moved, their directions have not"
 
 
 def test_cold_devices_are_drawn_by_the_seed():
@@ -140,51 +145,24 @@ def test_newcomers_are_placed_then_train(start):
         np.testing.assert_allclose(rounds.theta(slot) - before[j], moved, rtol=1e-4, atol=1e-5)
 
 
-def test_a_cohort_without_newcomers_trains():
-    rounds, spy = fedgroup(alpha=6), Spy()
-    rounds.step(spy)
-    rounds.step(spy)
-    assert len(spy.asked[1]) == len(spy.asked[2]) == 12
-    assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}
-
-
-def test_directions_are_cold_devices_means():
-    """Directions are the means of the cold devices updates."""
-    rounds = fedgroup(alpha=3)
-    rounds.step(answer)
-    for j, model in enumerate(rounds.state.directions):
-        expected = mean(PRE, members(rounds.state, j), weighted=False)
-        np.testing.assert_allclose(rounds.theta(model) - rounds.theta(rounds.state.origin), expected, rtol=1e-5)
-    kept = rounds.state.directions
-    rounds.go(placing(rounds), 3)
-    assert rounds.state.directions == kept, "groups have moved, their directions have not"
-
-
 def test_silent_newcomer_chooses_by_loss():
-    """A newcomer that did not answer chooses by loss."""
+    """A newcomer that did not answer is asked for a direction once, and then chooses by loss."""
     rounds, spy = fedgroup(), Spy()
     rounds.step(spy)
     late = next(d for d in DEVICES if d not in rounds.state.clusters)
     spy.absent = {late}
     outcome = rounds.step(placing(rounds, spy))
     assert late not in outcome.clusters
+    give = choosing(rounds, placing(rounds, spy))
+    rounds.go(give, 3)
+    assert [Phase.PLACE in {phase for phase, _ in spy.asked[r].values()} for r in range(2, 6)] == [True, *[False] * 3]
     spy.absent = set()
-    outcome = rounds.step(choosing(rounds, placing(rounds, spy)))
-    assert {d for d, (_, candidates) in spy.asked[3].items() if len(candidates) > 1} == {late}
+    outcome = rounds.step(give)
+    assert {d for d, (_, candidates) in spy.asked[6].items() if len(candidates) > 1} == {late}
     assert [e.detail for e in outcome.events if e.kind == "newcomers"] == [
         {"groups": {late: outcome.clusters[late]}, "by": "loss"}
     ]
     assert right(outcome.clusters)
-
-
-def test_silent_device_is_asked_once():
-    """A device that never answers is asked for a direction once."""
-    rounds, spy = fedgroup(), Spy()
-    rounds.step(spy)
-    spy.absent = {next(d for d in DEVICES if d not in rounds.state.clusters)}
-    for _ in range(4):
-        rounds.step(choosing(rounds, placing(rounds, spy)))
-    assert [Phase.PLACE in {phase for phase, _ in spy.asked[r].values()} for r in range(2, 6)] == [True, *[False] * 3]
 
 
 def test_other_plan_chooses_by_loss():
@@ -383,9 +361,10 @@ def test_unstarted_run_ends_at_the_origin():
 
 def test_discrepancy_is_told_every_round():
     """The discrepancy is told in every round of training."""
-    rounds = fedgroup(alpha=6)
-    rounds.step(answer)
-    outcome = rounds.step(answer)
+    rounds, spy = fedgroup(alpha=6), Spy()
+    outcome = rounds.go(spy, 2)
+    assert [len(asked) for asked in spy.asked.values()] == [12, 12]
+    assert {phase for phase, _ in spy.asked[2].values()} == {Phase.TRAIN}, "a cohort without newcomers trains at once"
     (event,) = [e for e in outcome.events if e.kind == "discrepancy"]
     norms = [np.linalg.norm(STEP[d]) for d in DEVICES]
     apart = [np.linalg.norm(STEP[d] - mean(STEP, members(rounds.state, outcome.clusters[d]))) for d in DEVICES]
@@ -401,6 +380,7 @@ def test_discrepancy_is_told_every_round():
         ({"settings": {"groups": 10**6}}, "groups is from 1 to"),
         ({"settings": {"alpha": 0}}, "alpha is at least 1"),
         ({"settings": {"measure": "l2"}}, "neither edc nor madc"),
+        ({"settings": {"eta_g": -0.1}}, "eta_g"),
         ({"settings": {"start": "zero"}}, "neither mean nor origin"),
         ({"rounds": 1}, "round of its own"),
         ({"origins": 2, "settings": {"groups": 3}}, "fedgroup begins with 1 models, and the run has 2"),

@@ -1,5 +1,7 @@
 """Groups against one model by losses made by hand."""
 
+import math
+
 import pytest
 
 from aggregator.strategies.grouping.search import GAIN, gain_of_groups
@@ -8,22 +10,19 @@ TWO = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1}
 ONE = {"a": 1.0, "b": 1.1, "c": 0.9, "d": 2.0, "e": 2.1, "f": 1.9}
 
 
-def test_gain_of_all_devices_counts_much():
-    """A gain that all devices have counts much."""
-    own = {d: 0.9 * loss for d, loss in ONE.items()}
-    assert gain_of_groups(ONE, own, TWO) > 100 * GAIN
-
-
-def test_unlike_gains_count_little():
-    """As under label skew: the mean gain is the same."""
-    shares = {"a": 0.5, "b": 1.1, "c": 1.1, "d": 0.5, "e": 1.1, "f": 1.1}
-    own = {d: shares[d] * loss for d, loss in ONE.items()}
-    assert 0 < gain_of_groups(ONE, own, TWO) < GAIN
-
-
-def test_the_group_that_gains_least_decides():
-    own = {d: (0.5 if TWO[d] else 1.0) * loss + 0.001 * len(d) * (d in "ad") for d, loss in ONE.items()}
-    assert gain_of_groups(ONE, own, TWO) < GAIN
+@pytest.mark.parametrize(
+    ("shares", "least", "most"),
+    [
+        ([0.9] * 6, 100 * GAIN, math.inf),
+        # As under label skew: the mean gain is the same.
+        ([0.5, 1.1, 1.1, 0.5, 1.1, 1.1], 0, GAIN),
+        ([1.001, 1.0, 1.0, 0.5005, 0.5, 0.5], -GAIN, GAIN),
+    ],
+    ids=["all gain", "unlike gains", "the group that gains least decides"],
+)
+def test_what_gains_count(shares, least, most):
+    own = {d: share * loss for share, (d, loss) in zip(shares, ONE.items(), strict=True)}
+    assert least < gain_of_groups(ONE, own, TWO) < most
 
 
 def test_the_gain_by_hand():

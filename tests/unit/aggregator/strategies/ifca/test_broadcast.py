@@ -1,6 +1,7 @@
 """IFCA's saving of communication (extended, section 4.3): who is sent which models while identities are stable."""
 
 import numpy as np
+import pytest
 
 from aggregator.strategies.ifca.state import Broadcast
 from tests.helpers.plans import D, Rounds, contribution, run_plan
@@ -38,8 +39,17 @@ def full(sent):
     return [i + 1 for i, assignments in enumerate(sent) if all(len(c) == 2 for c in assignments.values())]
 
 
-def test_nothing_is_saved_unless_asked():
-    assert full(Watched().play(12)) == list(range(1, 13))
+@pytest.mark.parametrize(
+    ("settings", "rounds", "expected"),
+    [
+        ({}, 12, range(1, 13)),
+        ({"stable_rounds": 2, "probe_every": 1}, 8, range(1, 9)),
+        ({"stable_rounds": 3, "probe_every": 9, "wander": {("b", 3): 0}}, 10, range(1, 8)),
+    ],
+    ids=["nothing is saved unless asked", "every round is a probe", "a change starts the count again"],
+)
+def test_rounds_that_are_full_broadcasts(settings, rounds, expected):
+    assert full(Watched(**settings).play(rounds)) == list(expected)
 
 
 def test_stable_devices_get_their_own_model():
@@ -48,15 +58,6 @@ def test_stable_devices_get_their_own_model():
     assert full(rounds.play(16)) == [1, 2, 3, 4, 8, 12, 16]
     assert rounds.sent[5] == {"a": (0,), "b": (1,), "c": (1,), "d": (0,)}
     assert [(e.round, e.kind) for e in rounds.events] == [(4, "broadcast-narrowed")]
-
-
-def test_every_round_is_a_probe_if_so_wished():
-    assert full(Watched(stable_rounds=2, probe_every=1).play(8)) == list(range(1, 9))
-
-
-def test_change_restarts_the_count():
-    """A change while counting starts the count again."""
-    assert full(Watched(stable_rounds=3, probe_every=9, wander={("b", 3): 0}).play(10)) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_change_in_a_probe_broadcasts_all():

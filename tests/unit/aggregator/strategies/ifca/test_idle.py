@@ -61,21 +61,16 @@ def test_one_false_loss_chooses_no_cluster(lie):
     assert rounds.events[0].detail["from"] == 1
 
 
-def test_model_is_not_refilled_at_any_price():
-    """A model is not refilled where no cluster can spare devices."""
-    rounds = given_k(min_contributors=4)
-    rounds.go(all_but({2}), 6)
-    assert rounds.events == []
-
-
-@pytest.mark.parametrize("least", [1, 3])
-def test_papers_ifca_leaves_empty_models(least):
-    """Means of one device, as in the paper: nothing is refilled. Nor is a model that enough devices choose."""
+@pytest.mark.parametrize(
+    ("least", "empty", "version"),
+    [(1, {2}, 0), (3, set(), 6), (4, {2}, 0)],
+    ids=["means of one, as in the paper", "enough choose it", "no cluster can spare devices"],
+)
+def test_models_that_are_not_refilled(least, empty, version):
     rounds = given_k(min_contributors=least)
-    for _ in range(6):
-        rounds.step(all_but({2} if least == 1 else set()))
+    rounds.go(all_but(empty), 6)
     assert rounds.events == []
-    assert rounds.state.slots[2].version == (0 if least == 1 else 6)
+    assert rounds.state.slots[2].version == version
 
 
 def test_nothing_counts_before_all_chose():

@@ -57,6 +57,7 @@ def local(**changes):
             "ifca needs one cluster segment and at most one shared one",
         ),
         ({"k": 0}, {"origins": 1}, "k is at least 1, or auto"),
+        ({"restart_rounds": 0}, {}, "k, restarts and restart_rounds are at least 1"),
         ({"restarts": 0}, {"origins": 1}, "k, restarts and restart_rounds are at least 1"),
         ({"k": "two"}, {}, "setting k is a whole number or auto, not 'two'"),
         ({"k": "auto"}, {"origins": 33}, "1 starts of 1 models need 1 origins, the run ships 33"),

@@ -115,6 +115,7 @@ def test_the_start_of_least_loss_is_kept(losses):
     assert [by_round[r] for r in range(1, 9)] == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), kept, kept]
     assert [e.kind for e in rounds.events] == ["start-ended"] * 3 + ["start-kept"]
     assert rounds.events[-1].detail == {"start": best, "loss": losses[best]}
+    assert rounds.events[0].detail["sizes"] == [3, 3]
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[0]), 4 * expected(DEVICES, 0, "cluster"), rtol=1e-5)
 
 
@@ -124,12 +125,6 @@ def test_unanswered_start_is_never_best():
     rounds.step(lambda *_: None)
     rounds.step(losing((9.9, 9.9)))
     assert rounds.events[-1].detail["start"] == 1
-
-
-def test_sizes_of_a_start_are_reported():
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(losing((0.5, 0.5)))
-    assert rounds.events[0].detail["sizes"] == [3, 3]
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
@@ -203,6 +198,8 @@ def test_all_participants_move_the_shared(how, present):
 def test_small_cluster_moves_shared_segment():
     """The shared mean has three contributors; model 0 has two, too few to move it."""
     rounds = ifca(min_contributors=3, segments=PARTS)
+    rounds.step(answer, present=("dev-0", "dev-1"))
+    assert rounds.state.shared == ClusterModel(), "two participants are too few"
     rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
     assert rounds.state.slots == (ClusterModel(0), ClusterModel(1))
     assert rounds.contributors(rounds.state.shared) == 3
@@ -225,12 +222,6 @@ def test_lone_device_weighs_at_most_the_cap():
     np.testing.assert_allclose(shared, (others - 3) / (others + 3), rtol=1e-5)
     np.testing.assert_allclose(rounds.theta(rounds.state.slots[0], "cluster"), -1.0)
     assert outcome.capped == {"dev-0": 30.0}
-
-
-def test_too_few_participants_move_nothing():
-    rounds = ifca(min_contributors=3, segments=PARTS)
-    rounds.step(answer, present=("dev-0", "dev-1"))
-    assert rounds.state.shared == ClusterModel()
 
 
 def test_plan_has_the_shared_segment_once():
