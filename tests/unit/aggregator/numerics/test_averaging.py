@@ -54,15 +54,6 @@ def test_a_weight_of_zero_leaves_a_row_out() -> None:
     assert weighted_mean(ROWS, weights).tobytes() == weighted_mean(ROWS[kept], weights[kept]).tobytes()
 
 
-def test_uniform_weights_give_the_plain_mean() -> None:
-    np.testing.assert_allclose(weighted_mean(ROWS, np.ones(9)), ROWS.mean(axis=0), atol=1e-6)
-
-
-def test_single_row_comes_back() -> None:
-    """One row of weight one is returned as it is."""
-    np.testing.assert_array_equal(weighted_mean(ROWS[:1], np.ones(1)), ROWS[0])
-
-
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf, 1e-13, 1e13])
 def test_a_bad_weight_is_refused(weight: float) -> None:
     weights = np.ones(9)

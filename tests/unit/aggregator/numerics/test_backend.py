@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,30 +66,29 @@ def test_memory_map_and_list_are_taken(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(mean, make("numpy").weighted_mean(ROWS, WEIGHTS), atol=1e-6)
 
 
+BAD = ROWS.copy()
+BAD[4, 5] = np.nan
+REFUSED: dict[str, tuple[Callable[[Backend], object], str]] = {
+    "a cosine of NaN": (lambda backend: cosine_matrix(BAD, backend=backend), r"\[4\]"),
+    "a mean of NaN": (lambda backend: backend.weighted_mean(BAD, WEIGHTS), r"\[4\]"),
+    "weights of 0": (lambda backend: backend.weighted_mean(ROWS, np.zeros(6)), "weights are 0"),
+    "another length": (lambda backend: backend.products(ROWS, ROWS[:, :9]), "coordinates"),
+    "one row": (lambda backend: backend.gram(ROWS[:1]), "at least 2"),
+}
+
+
 @pytest.mark.parametrize("name", BACKENDS)
-def test_backends_refuse_the_same_input(name: str) -> None:
-    backend = make(name)
-    bad = ROWS.copy()
-    bad[4, 5] = np.nan
-    with pytest.raises(NumericsError, match=r"\[4\]"):
-        cosine_matrix(bad, backend=backend)
-    with pytest.raises(NumericsError, match=r"\[4\]"):
-        backend.weighted_mean(bad, WEIGHTS)
-    with pytest.raises(NumericsError, match="weights are 0"):
-        backend.weighted_mean(ROWS, np.zeros(6))
-    with pytest.raises(NumericsError, match="coordinates"):
-        backend.products(ROWS, ROWS[:, :9])
-    with pytest.raises(NumericsError, match="at least 2"):
-        backend.gram(ROWS[:1])
-
-
-def test_cpu_is_numpy() -> None:
-    assert select("cpu", work_flops=1e18).name == "numpy"
+@pytest.mark.parametrize("case", REFUSED)
+def test_backends_refuse_the_same_input(name: str, case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(NumericsError, match=message):
+        call(make(name))
 
 
 def test_small_work_stays_on_numpy() -> None:
     assert gram_flops(100, 1_000_000) < CUDA_PAYS_FLOPS < gram_flops(5_000, 1_000_000)
     assert select("auto", work_flops=gram_flops(100, 1_000_000)).name == "numpy"
+    assert select("cpu", work_flops=1e18).name == "numpy"
 
 
 def test_an_unknown_device_is_refused() -> None:

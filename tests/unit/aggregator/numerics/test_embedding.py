@@ -107,21 +107,28 @@ def test_backends_give_the_same_rows_to_1e_5() -> None:
         np.testing.assert_allclose(edc(rows, 3, backend=backend), edc(rows, 3), atol=1e-5)
 
 
-def test_edc_refuses_what_has_no_answer() -> None:
-    rows = groups(4, 10, 2)
-    for directions in (0, 5):
-        with pytest.raises(NumericsError, match="directions"):
-            edc(rows, directions)
-    with pytest.raises(NumericsError, match="at least 2"):
-        edc(rows[:1], 1)
-    bad = rows.copy()
-    bad[2, 3] = np.inf
-    with pytest.raises(NumericsError, match=r"\[2\]"):
-        edc(bad, 2)
-    with pytest.raises(NumericsError, match="NaN"):
-        edc_from_gram(np.full((3, 3), np.nan), 2)
-    with pytest.raises(NumericsError, match="symmetric"):
-        edc_from_gram(np.array([[1.0, 0.5], [0.2, 1.0]]), 1)
+FEW = groups(4, 10, 2)
+BAD = np.where(np.arange(4)[:, None] == 2, np.float32(np.inf), FEW)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (edc, (FEW, 0), "directions"),
+        (edc, (FEW, 5), "directions"),
+        (edc, (FEW[:1], 1), "at least 2"),
+        (edc, (BAD, 2), r"\[2\]"),
+        (edc_from_gram, (np.full((3, 3), np.nan), 2), "NaN"),
+        (edc_from_gram, (np.array([[1.0, 0.5], [0.2, 1.0]]), 1), "symmetric"),
+        (madc, (np.eye(2),), "at least 3"),
+        (madc, (np.ones((3, 4)),), r"\(n, n\)"),
+        (madc, (np.full((3, 3), np.nan),), "NaN"),
+    ],
+)
+def test_what_has_no_answer_is_refused(function: object, arguments: tuple[object, ...], message: str) -> None:
+    assert callable(function)
+    with pytest.raises(NumericsError, match=message):
+        function(*arguments)
 
 
 @pytest.mark.parametrize("n", [3, 4, 17])
@@ -149,12 +156,3 @@ def test_madc_of_a_zero_update() -> None:
     rows[3] = 0
     similarity = cosine_matrix(rows)
     np.testing.assert_allclose(madc(similarity), madc_by_definition(similarity), atol=1e-13)
-
-
-def test_madc_refuses_what_has_no_answer() -> None:
-    with pytest.raises(NumericsError, match="at least 3"):
-        madc(np.eye(2))
-    with pytest.raises(NumericsError, match=r"\(n, n\)"):
-        madc(np.ones((3, 4)))
-    with pytest.raises(NumericsError, match="NaN"):
-        madc(np.full((3, 3), np.nan))

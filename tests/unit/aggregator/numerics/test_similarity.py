@@ -20,14 +20,6 @@ def exact_cosine(updates: np.ndarray) -> np.ndarray:
     return wide @ wide.T / norms[:, None] / norms[None, :]
 
 
-def test_gram_equals_float64_arithmetic() -> None:
-    products = gram(WIDE)
-    assert products.dtype == np.float64
-    np.testing.assert_array_equal(products, products.T)
-    wide = WIDE.astype(np.float64)
-    np.testing.assert_allclose(products, wide @ wide.T, atol=1e-6 * WIDE.shape[1])
-
-
 def test_cosine_equals_float64_arithmetic() -> None:
     cosines = cosine_matrix(WIDE)
     np.testing.assert_array_equal(cosines, cosines.T)
@@ -42,9 +34,9 @@ def test_any_kind_of_rows_gives_the_same(tmp_path: Path) -> None:
     WIDE.tofile(path)
     mapped = np.memmap(path, dtype=np.float32, mode="r", shape=WIDE.shape)
     unaligned = np.frombuffer(b"x" + WIDE.tobytes(), dtype=np.float32, offset=1).reshape(WIDE.shape)
-    for updates in (list(WIDE), list(mapped), mapped, np.asfortranarray(WIDE), np.repeat(WIDE, 2, axis=1)[:, ::2]):
+    strided = np.repeat(WIDE, 2, axis=1)[:, ::2]
+    for updates in (list(WIDE), list(mapped), mapped, np.asfortranarray(WIDE), strided, unaligned):
         np.testing.assert_allclose(cosine_matrix(updates), expected, atol=1e-7)
-    np.testing.assert_allclose(cosine_matrix(unaligned), expected, atol=1e-7)
 
 
 def test_zero_update_has_cosine_zero() -> None:

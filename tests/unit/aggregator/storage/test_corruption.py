@@ -47,13 +47,6 @@ def change(folder, statement, *values):
     database.close()
 
 
-def test_an_undamaged_run_is_read(folder):
-    store = Store(folder, RUN)
-    assert store.restore().round == 2
-    assert store.records() == read_records(folder) == [{"round": 1, "final": False}]
-    store.close()
-
-
 @pytest.mark.parametrize("junk", [b"", b"not a database at all, but long enough for a header" * 9])
 def test_a_file_that_is_no_database_is_told(folder, junk):
     """An empty one is a new one; anything else is refused with what to do."""

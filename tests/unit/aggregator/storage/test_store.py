@@ -69,13 +69,19 @@ def append(store, *devices, round_=1):
         append_upload(store, header, memoryview(body), norm_of(VECTORS[device]), digest_of(header, body))
 
 
+def commit(store, *devices, round_=1):
+    """Store the uploads of devices for good, and return them."""
+    append(store, *devices, round_=round_)
+    return commit_uploads(store)
+
+
 def test_committed_comes_back_as_it_was(open_store, store):
-    """What was committed comes back as it was."""
-    append(store, "dev-2", "dev-1")
-    given = commit_uploads(store)
-    assert [c.device for c in given] == ["dev-2", "dev-1"]
+    """In order of device."""
+    assert [c.device for c in commit(store, "dev-2", "dev-1")] == ["dev-2", "dev-1"]
     store.close()
-    for contribution_ in open_store().uploads(1):
+    found = open_store().uploads(1)
+    assert [c.device for c in found] == ["dev-1", "dev-2"]
+    for contribution_ in found:
         header, body = upload(contribution_.device)
         assert contribution_.digest == digest_of(header, body)
         assert contribution_.vector.tobytes() == VECTORS[contribution_.device].tobytes()
@@ -83,26 +89,17 @@ def test_committed_comes_back_as_it_was(open_store, store):
         assert (contribution_.samples, contribution_.loss, contribution_.key_id) == (10, 1.0, ROUND_KEY)
 
 
-def test_uploads_are_in_order_of_device(store):
-    """Uploads come back in order of device."""
-    append(store, "dev-3", "dev-1", "dev-2")
-    commit_uploads(store)
-    assert [c.device for c in store.uploads(1)] == ["dev-1", "dev-2", "dev-3"]
-    assert store.uploads(2) == []
-
-
 def test_nothing_is_there_before_the_commit(open_store, store):
     append(store, "dev-1")
     assert open_store().uploads(1) == []
     commit_uploads(store)
     assert len(store.uploads(1)) == 1
-    assert commit_uploads(store) == []
+    assert (commit_uploads(store), store.uploads(2)) == ([], [])
 
 
 def test_a_torn_tail_is_written_over(open_store, store, folder):
     """The crash came between the vectors and their rows: the bytes stay unreferenced, and the next upload takes their place."""
-    append(store, "dev-1")
-    commit_uploads(store)
+    commit(store, "dev-1")
     append(store, "dev-2")
     store.close()
     file = folder / "updates" / "000001.f32"
@@ -111,8 +108,7 @@ def test_a_torn_tail_is_written_over(open_store, store, folder):
         handle.write(b"half a vec")
     store = open_store()
     assert [c.device for c in store.uploads(1)] == ["dev-1"]
-    append(store, "dev-3")
-    (given,) = commit_uploads(store)
+    (given,) = commit(store, "dev-3")
     assert given.vector.tobytes() == VECTORS["dev-3"].tobytes()
     raw = file.read_bytes()
     assert raw[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
@@ -123,8 +119,7 @@ def test_a_torn_tail_is_written_over(open_store, store, folder):
 
 @pytest.mark.parametrize("at", [0, 4 * D - 1, 4 * D + 7])
 def test_an_altered_vector_is_refused(store, folder, at):
-    append(store, "dev-1", "dev-2")
-    commit_uploads(store)
+    commit(store, "dev-1", "dev-2")
     file = folder / "updates" / "000001.f32"
     raw = bytearray(file.read_bytes())
     raw[at] ^= 0x10
@@ -148,11 +143,9 @@ def test_report_without_vector_is_empty(store, folder):
 
 def test_same_upload_has_one_row(store):
     """The key is unique in the database too: what the rules should have stopped stops here."""
-    append(store, "dev-1")
-    commit_uploads(store)
-    append(store, "dev-1")
+    commit(store, "dev-1")
     with pytest.raises(sqlite3.IntegrityError):
-        commit_uploads(store)
+        commit(store, "dev-1")
     assert len(store.uploads(1)) == 1
 
 
@@ -170,8 +163,7 @@ def test_the_seed_of_nonces_is_drawn_once(open_store):
 
 
 def test_everything_is_private(store, folder):
-    append(store, "dev-1")
-    commit_uploads(store)
+    commit(store, "dev-1")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
     assert modes["run"] == modes["updates"] == modes["vectors"] == 0o700
     assert modes["run.sqlite"] == modes["000001.f32"] == 0o600
@@ -186,6 +178,7 @@ def test_a_snapshot_comes_back_as_it_was(open_store):
     """Of 2 vectors that are equal one file is written, and both names lead to it."""
     store, vector = open_store(), VECTORS["dev-1"]
     state = Encoded({"a": [1, "x"]}, {"one": vector, "two": vector.copy(), "other": VECTORS["dev-2"]})
+    assert store.restore() is None
     store.snapshot(4, DEVICES, state, METADATA)
     snapshot = open_store().restore()
     assert (snapshot.round, snapshot.available, snapshot.metadata) == (4, DEVICES, METADATA)
@@ -194,10 +187,6 @@ def test_a_snapshot_comes_back_as_it_was(open_store):
         name: v.tobytes() for name, v in state.arrays.items()
     }
     assert len(list((store.directory / "vectors").iterdir())) == 2
-
-
-def test_there_is_no_snapshot_before_first(open_store):
-    assert open_store().restore() is None
 
 
 def test_altered_vector_is_noticed(store, folder):
@@ -233,8 +222,7 @@ def test_checkpoints_go_with_their_states(open_store, folder):
 
 def test_digests_outlast_their_files(store):
     """The digests of a rounds uploads stay when their files are erased."""
-    append(store, "dev-2", "dev-1")
-    commit_uploads(store)
+    commit(store, "dev-2", "dev-1")
     digests = {c.device: (c.phase, c.digest) for c in store.uploads(1)}
     store.erase()
     assert store.received(1) == digests
@@ -244,8 +232,7 @@ def test_digests_outlast_their_files(store):
 def test_what_nothing_needs_is_swept(store, folder):
     """Superseded vectors go, and so do the updates of closed rounds; their disk blocks serve the next ones."""
     for round_, device in enumerate(DEVICES, 1):
-        append(store, *DEVICES, round_=round_)
-        commit_uploads(store)
+        commit(store, *DEVICES, round_=round_)
         store.snapshot(round_ + 1, DEVICES, Encoded({}, {"mean": VECTORS[device]}), METADATA)
         assert [p.name for p in (folder / "updates").iterdir()] == [f"spare-{round_:06d}.f32"]
         assert store.uploads(round_) == []
@@ -280,8 +267,7 @@ def test_swept_round_closes_its_file(store, folder):
     """A swept round does not keep its file open."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     for round_ in range(1, 8):
-        append(store, "dev-1", round_=round_)
-        commit_uploads(store)
+        commit(store, "dev-1", round_=round_)
         store.snapshot(round_ + 1, DEVICES, Encoded({}), METADATA)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
@@ -296,13 +282,6 @@ def test_last_record_of_a_round_counts(store, folder):
 
 
 # ---------------------------------------------------------------------------------------------------- records
-
-
-def test_missing_run_has_no_records(tmp_path):
-    """Records of a run that does not exist are empty."""
-    assert read_records(tmp_path / "nowhere") == []
-    (tmp_path / "run.sqlite").touch()
-    assert read_records(tmp_path) == []
 
 
 def test_open_files_do_not_grow_with_uploads(store):

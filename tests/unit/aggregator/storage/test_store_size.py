@@ -161,17 +161,6 @@ def test_a_damaged_block_of_records_is_told(tmp_path, block):
         read_records(run.folder)
 
 
-def test_oversized_block_is_told(tmp_path, monkeypatch):
-    """A block that unpacks to too much is told."""
-    run = Run(tmp_path / "run", devices=DEVICES[:1])
-    for _ in range(2 * BLOCK_ROUNDS):
-        run.round()
-    run.store.close()
-    monkeypatch.setattr(records, "MAX_BLOCK_BYTES", 1000)
-    with pytest.raises(IntegrityError, match="too large"):
-        read_records(run.folder)
-
-
 @pytest.mark.parametrize("version", [3, 4])
 def test_earlier_directory_is_refused(tmp_path, version):
     """Version 4 had the updates of each mask epoch in a folder of its own."""
