@@ -19,6 +19,7 @@ from shoal.protocol.documents import DeviceGrant
 from shoal.util.files import write_private
 from tests.helpers.earlier_formats import EARLIER_KINDS, earlier_grant
 from tests.helpers.receiving import device_card
+from tests.helpers.refusals import refused
 
 
 @pytest.fixture
@@ -144,9 +145,8 @@ def test_expired_roster_only_if_asked_for(fleet, device, tmp_path):
     for party in (device.directory, tmp_path / "aggregator"):
         write_private(party / ROSTER_FILE, signed_roster(fleet, sequence=9, expires_at_s=10**9))
     assert DeviceMembership(device.directory).expired
-    with pytest.raises(UntrustedError, match="has expired: it was valid until 2001-09-09T01:46:40Z") as caught:
+    with refused(UntrustedError, "has expired: it was valid until 2001-09-09T01:46:40Z", hint="clock"):
         AggregatorMembership(tmp_path / "aggregator")
-    assert "clock" in caught.value.hint
     assert not device.expired
 
 
@@ -266,9 +266,8 @@ def test_nobody_joins_with_keys_alone(fleet, device):
     with fleet.changing():
         renewal = fleet.grant_for(fleet.cards()[-1], renewal=True)
     before = held(device.directory)
-    with pytest.raises(UntrustedError, match="only renews the keys") as caught:
+    with refused(UntrustedError, "only renews the keys", hint="shoal-fleet add-device"):
         enrolment.join(device.directory, renewal, fleet.fingerprint)
-    assert "shoal-fleet add-device" in caught.value.hint
     assert held(device.directory) == before
 
 
@@ -356,6 +355,9 @@ def test_grant_given_by_hand_ends_waiting(fleet, device):
 def test_earlier_version_is_refused(device, file, kind):
     """The directory of an earlier version is refused with what to do."""
     write_private(device.directory / file, earlier_grant(dataclasses.replace(device.grant, roster=b""), kind))
-    with pytest.raises(IntegrityError, match=f"{file} is damaged, or an earlier version of Shoal wrote it") as caught:
+    with refused(
+        IntegrityError,
+        f"{file} is damaged, or an earlier version of Shoal wrote it",
+        hint="If an earlier version of Shoal made the fleet, make a new one",
+    ):
         DeviceMembership(device.directory)
-    assert "If an earlier version of Shoal made the fleet, make a new one" in caught.value.hint

@@ -17,6 +17,7 @@ from shoal.membership.grants import DEVICE_ROLE, open_card
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.util.files import exclusive, write_private
 from tests.helpers.receiving import device_card
+from tests.helpers.refusals import refused
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -65,10 +66,13 @@ def test_nobody_joins_beside_running_program(fleet, device, at_once):
     before = held(device.directory)
     with (
         exclusive(device.directory, wait_s=0, hint="-"),
-        pytest.raises(ConfigError, match="in use by another program") as caught,
+        refused(
+            ConfigError,
+            "in use by another program",
+            hint="end `shoal-edge run` or `shoal-aggregator serve` there first",
+        ),
     ):
         enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint)
-    assert "end `shoal-edge run` or `shoal-aggregator serve` there first" in caught.value.hint
     assert held(device.directory) == before
     assert enrolment.join(device.directory, grant_of(fleet), fleet.fingerprint).roster == fleet.roster
 
@@ -128,9 +132,8 @@ def test_another_fleet_needs_its_directory(fleet, device, tmp_path):
         other = FleetDirectory.create(tmp_path / f"other-{name}", name, "mqtt://loopback")
         other.add_aggregator(aggregators.init(tmp_path / f"server-{name}").read_bytes())
         other.add_device((device.directory / "dev-1.card").read_bytes())
-        with pytest.raises(ConfigError, match="belongs to fleet 'demo'") as caught:
+        with refused(ConfigError, "belongs to fleet 'demo'", hint="use another directory"):
             enrolment.join(device.directory, grant_of(other), other.fingerprint)
-        assert "use another directory" in caught.value.hint
     assert held(device.directory) == before
 
 
@@ -151,9 +154,8 @@ def test_grant_with_older_roster_is_refused(fleet, device):
     fleet.renew()
     device.adopt(fleet.roster_bytes)
     before = held(device.directory)
-    with pytest.raises(UntrustedError, match="refused as a rollback") as caught:
+    with refused(UntrustedError, "refused as a rollback", hint="newest grant"):
         enrolment.join(device.directory, old, fleet.fingerprint)
-    assert "newest grant" in caught.value.hint
     assert held(device.directory) == before
     enrolment.join(device.directory, new_grant(fleet, device), fleet.fingerprint)
 
@@ -213,9 +215,8 @@ def test_rollback_is_refused_after_a_restart(fleet, server, way):
 @pytest.mark.parametrize("junk", [b"", b"-1", b"5x", b"9" * 4000, b"\xff", b" 5"])
 def test_a_damaged_least_sequence_is_told(server, junk):
     write_private(server.directory / LEAST_FILE, junk)
-    with pytest.raises(IntegrityError, match=r"roster\.least is damaged") as caught:
+    with refused(IntegrityError, r"roster\.least is damaged", hint="remove it only if"):
         AggregatorMembership(server.directory)
-    assert "remove it only if" in caught.value.hint
 
 
 def test_other_files_are_no_waiting_grants(fleet, device):

@@ -6,6 +6,7 @@ from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 from shoal import limits
 from shoal.errors import WireError
 from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, packet_bytes
+from tests.helpers.refusals import refused
 
 
 def test_size_counts_the_topic():
@@ -17,11 +18,8 @@ def test_largest_publish_is_accepted():
     """The largest publish is accepted and one byte more is not."""
     room = limits.MAX_PACKET_BYTES - PACKET_OVERHEAD_BYTES - 1
     check_publish("t", bytes(room))
-    with pytest.raises(
-        WireError, match=f"a publish of {limits.MAX_PACKET_BYTES + 1} bytes is above the limit"
-    ) as caught:
+    with refused(WireError, f"a publish of {limits.MAX_PACKET_BYTES + 1} bytes is above the limit", hint="in chunks"):
         check_publish("t", bytes(room + 1))
-    assert "in chunks" in caught.value.hint
 
 
 def test_smaller_limit_of_the_broker_counts():

@@ -10,6 +10,7 @@ from edge_client.config import EdgeConfig
 from shoal.errors import ConfigError
 from shoal.util.config import Setting
 from shoal.util.config import read as read_layers
+from tests.helpers.refusals import refused
 
 SAID = Setting("Its meaning.")
 
@@ -117,9 +118,12 @@ def test_a_wrong_variable_is_named(tmp_path, name, value):
 
 
 def test_value_that_nobody_gave_says_how_to(tmp_path):
-    with pytest.raises(ConfigError, match="dir is not set") as caught:
+    with refused(
+        ConfigError,
+        "dir is not set",
+        hint_is="give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file",
+    ):
         read_layers(Options, environment={}).config()
-    assert caught.value.hint == "give it on the command line, as SHOAL_EDGE_DIR, or as dir in [edge] of a TOML file"
 
 
 def test_a_missing_file_is_an_error(tmp_path):

@@ -33,6 +33,7 @@ from shoal.util.console import (
     setup_logging,
     working,
 )
+from tests.helpers.refusals import refused
 from tests.helpers.trees import PROGRAMS, ROOT, python
 
 
@@ -102,9 +103,8 @@ def test_colour_is_for_willing_terminals(monkeypatch, stream, no_colour, wanted)
 
 
 def test_log_level_that_there_is_not_is_told():
-    with pytest.raises(UsageError, match="no log level 'foo'") as caught:
+    with refused(UsageError, "no log level 'foo'", hint_is="one of debug, info, warning, error"):
         setup_logging("foo")
-    assert caught.value.hint == "one of debug, info, warning, error"
 
 
 def run(monkeypatch, app, *arguments):

@@ -19,6 +19,7 @@ from shoal.util.files import (
     write_failed,
     write_private,
 )
+from tests.helpers.refusals import refused
 
 
 def mode(path):
@@ -111,9 +112,8 @@ def test_reachable_secret_is_refused(tmp_path, wide):
 
 
 def test_a_missing_secret_says_what_is_wrong(tmp_path):
-    with pytest.raises(ConfigError, match="No such file") as caught:
+    with refused(ConfigError, "No such file", hint="check that it exists"):
         read_private(tmp_path / "nowhere")
-    assert "check that it exists" in caught.value.hint
 
 
 def test_existing_directory_stays_as_it_is(tmp_path):
@@ -191,9 +191,8 @@ def test_file_in_place_of_a_directory(tmp_path):
     """A file where a directory belongs is told."""
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match="can't make the directory") as caught:
+        with refused(ConfigError, "can't make the directory", hint="has this name"):
             private_directory(path)
-        assert "has this name" in caught.value.hint
     with pytest.raises(ConfigError, match="Not a directory"):
         write_atomic(tmp_path / "file" / "below", b"new")
 

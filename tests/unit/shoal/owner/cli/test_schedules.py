@@ -12,6 +12,7 @@ from shoal.owner.cli.main import app
 from shoal.owner.runs.standing import order_in_force
 from shoal.protocol.documents import Schedule
 from tests.helpers.fleets import make_fleet
+from tests.helpers.refusals import refused
 
 DAY_S = 24 * 3600
 
@@ -51,9 +52,8 @@ def test_list_pause_resume_and_stop(fleet):
 def test_another_run_asks(fleet, tmp_path):
     """Without a terminal it is refused, and so is a schedule without its parts."""
     owner = fleet.stage.fleet.path
-    with pytest.raises(UsageError, match="nothing is signed") as caught:
+    with refused(UsageError, "nothing is signed", hint="schedule stop"):
         call(owner, "--task", tmp_path, "--rounds", 1)
-    assert "schedule stop" in caught.value.hint
     call("stop", owner)
     with pytest.raises(UsageError, match="--at-most and --until belong to"):
         call(owner, "--task", tmp_path, "--at-most", 3)

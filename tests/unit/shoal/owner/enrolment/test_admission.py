@@ -36,6 +36,7 @@ from shoal.protocol.messages import Sealed
 from shoal.protocol.topics import TopicKind
 from tests.helpers.enrolments import NOW_S, TOPICS, statement_of
 from tests.helpers.receiving import RECEIVING, device_card
+from tests.helpers.refusals import refused
 
 
 def test_enrolled_while_the_owner_is_away(scene):
@@ -308,9 +309,8 @@ def test_withheld_notice_is_made_good(scene, device):
         scene.owner.rotate()
         assert device.take_grant(delivered(scene))
     scene.owner.rotate()
-    with pytest.raises(ErasedKeyError) as caught:
+    with refused(ErasedKeyError, hint="shoal-fleet publish"):
         device.take_grant(delivered(scene))
-    assert "shoal-fleet publish" in caught.value.hint
     assert "dev-1 has published no receiving keys for a long time" in scene.complaints[-1]
     offer(scene, device)
     assert device.take_grant(delivered(scene))
@@ -711,9 +711,8 @@ def test_nothing_to_reject(scene):
     for name in ("pi", "pi"):
         stranger(scene, scene.token(), name)
     registrar = scene.sit()
-    with pytest.raises(UsageError, match="no request of 'dev-9'") as caught:
+    with refused(UsageError, "no request of 'dev-9'", hint="shoal-fleet devices"):
         registrar.reject("dev-9")
-    assert "shoal-fleet devices" in caught.value.hint
     with pytest.raises(UsageError, match="2 devices called 'pi' ask"):
         registrar.reject("pi")
     assert len(registrar.pending) == 2

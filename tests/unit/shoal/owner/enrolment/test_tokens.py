@@ -11,6 +11,7 @@ from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.enrolment.tokens import FORGOTTEN_AFTER_S, MAX_LIFE_S, TOKENS, TokenStore, seconds
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token
+from tests.helpers.refusals import refused
 
 NOW_S = 1_700_000_000
 AGGREGATOR = Identity.generate("aggregator")
@@ -66,9 +67,8 @@ def test_token_has_the_enrolment_user(fleet, tokens):
 def test_without_aggregator_no_token(tmp_path):
     """Devices pin the aggregator's fingerprint when they join."""
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://h")
-    with pytest.raises(ConfigError, match="no aggregator yet") as caught:
+    with refused(ConfigError, "no aggregator yet", hint_is="shoal-fleet add-aggregator first"):
         TokenStore(empty).issue(1, 600, NOW_S)[0]
-    assert caught.value.hint == "shoal-fleet add-aggregator first"
     assert not (empty.path / TOKENS).exists()
 
 
@@ -124,9 +124,10 @@ def test_damaged_token_hides_no_other(fleet, tokens):
     """A damaged token is named and hides no other."""
     broken, whole = (tokens.issue(1, 600, NOW_S)[0] for _ in range(2))
     file_of(fleet, broken).write_bytes(b"junk")
-    with pytest.raises(IntegrityError, match=r"\.token is damaged") as caught:
+    with refused(
+        IntegrityError, r"\.token is damaged", hint_is="remove it, and give the device a new line: shoal-fleet invite"
+    ):
         tokens.find(id_of(broken))
-    assert caught.value.hint == "remove it, and give the device a new line: shoal-fleet invite"
     complaints = []
     assert tokens.old(NOW_S + 10**7, complaints.append) == [id_of(whole)]
     (complaint,) = complaints

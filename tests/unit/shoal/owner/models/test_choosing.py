@@ -1,11 +1,10 @@
 """The owner's signed choice of models."""
 
-import pytest
-
 from crypto.seal.identity import open_document
 from shoal.errors import UsageError
 from shoal.owner.console.asking import sign_choice
 from shoal.protocol.documents import ModelChoice
+from tests.helpers.refusals import refused
 
 
 def opened(place, signed):
@@ -25,6 +24,5 @@ def test_names_a_run_and_its_number_grows(place):
 def test_unsigned_run_is_refused(place):
     """A run that the owner has not signed is refused."""
     place.sign()
-    with pytest.raises(UsageError, match="there is no signed run 9") as caught:
+    with refused(UsageError, "there is no signed run 9", hint_is="the signed runs are: 1"):
         sign_choice(place.owner, 9, print)
-    assert caught.value.hint == "the signed runs are: 1"
