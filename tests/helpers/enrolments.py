@@ -7,6 +7,7 @@ import time
 from shoal_lab.loopback.transport import LoopbackBroker, LoopbackTransport
 
 from aggregator import membership as aggregators
+from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.identity import Identity, fingerprint
 from edge_client.enrolment import Enrolling, prepare
 from edge_client.membership import DeviceMembership
@@ -16,11 +17,12 @@ from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.chunking import ChunkKind, split
 from shoal.protocol.enrolment import EnrolStatement, Token
-from shoal.protocol.topics import Topics
+from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
 
 NOW_S = int(time.time())
 TOPICS = Topics("reef")
+ROSTER_TOPIC = TOPICS.at(TopicKind.OWNER_ROSTER)
 TOKEN = Token(
     fleet="reef",
     broker="mqtt://broker.example",
@@ -104,6 +106,20 @@ class Scene:
         """Let the owner connect, approve a device and send its grant."""
         self.sit().approve_all([self.print_of(name)], NOW_S)
         self.broker.pump()
+
+    def publish(self, fleet=None):
+        """Let the owner connect, look for a newer roster than ``fleet`` has, and publish roster and keys."""
+        registrar = self.sit(fleet=fleet)
+        registrar.look_for_roster()
+        self.broker.pump()
+        registrar.publish_roster()
+        registrar.publish_keys()
+        self.broker.pump()
+
+    def take_roster(self):
+        """Let the aggregator read its retained roster; return the names of the devices in it."""
+        assert OwnerInbox(self.server).take(ROSTER_TOPIC, self.broker.retained[ROSTER_TOPIC], 0.0)
+        return [device.name for device in self.server.roster.devices]
 
     def enrol(self, name):
         """Let a device in; return its membership."""

@@ -5,7 +5,17 @@ import pytest
 from crypto.seal.identity import Identity
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.transport.local_broker import find_mosquitto, start_broker
 from tests.helpers.receiving import device_card
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """A real broker."""
+    if find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    with start_broker("mosquitto", tmp_path / "broker") as made:
+        yield made
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from shoal.protocol.documents import DeviceGrant
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Message
-from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
@@ -38,14 +37,6 @@ pytestmark = pytest.mark.broker
 TOPICS = Topics("reef")
 SPAWN = multiprocessing.get_context("spawn")
 WAIT_S = 30.0
-
-
-@pytest.fixture
-def broker(tmp_path):
-    if find_mosquitto() is None:
-        pytest.skip("mosquitto is not installed")
-    with start_broker("mosquitto", tmp_path / "broker") as made:
-        yield made
 
 
 @pytest.fixture

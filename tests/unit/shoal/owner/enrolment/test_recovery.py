@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.owner_inbox import OwnerInbox
 from crypto.seal.passphrase import Lock
 from edge_client.membership import DeviceMembership
 from edge_client.protocol.presence import receiving_notice
@@ -14,8 +13,7 @@ from shoal.membership.backup import BackupFile
 from shoal.owner.enrolment import recovery
 from shoal.owner.enrolment.recovery import pack, restore
 from shoal.owner.keys.directory import RUNS_AFTER_RESTORE, FleetDirectory
-from shoal.protocol.topics import TopicKind
-from tests.helpers.enrolments import NOW_S, TOPICS, Connected, Scene
+from tests.helpers.enrolments import NOW_S, ROSTER_TOPIC, Connected, Scene
 from tests.helpers.refusals import refused
 
 LOCK = Lock(b"correct horse battery")
@@ -49,15 +47,6 @@ def backup(scene):
     return backup_of(scene)
 
 
-def publish(scene, fleet):
-    registrar = scene.sit(fleet=fleet)
-    registrar.look_for_roster()
-    scene.broker.pump()
-    registrar.publish_roster()
-    registrar.publish_keys()
-    scene.broker.pump()
-
-
 def test_restored_owner_goes_beyond(scene, bring_back):
     """Nothing happened since the backup: the devices are the same, and neither secrets nor run numbers are used again."""
     run = scene.owner.take_run()
@@ -69,31 +58,32 @@ def test_restored_owner_goes_beyond(scene, bring_back):
     assert fleet.secrets.version_secret != scene.owner.secrets.version_secret
     assert fleet.secrets.broadcast_key != scene.owner.secrets.broadcast_key
     assert fleet.take_run() == used + RUNS_AFTER_RESTORE > run
-    publish(scene, fleet)
-    assert OwnerInbox(scene.server).take(
-        TOPICS.at(TopicKind.OWNER_ROSTER), scene.broker.retained[TOPICS.at(TopicKind.OWNER_ROSTER)], 0.0
-    )
+    scene.publish(fleet)
+    scene.take_roster()
     assert scene.server.roster == fleet.roster
     assert scene.complaints == []
 
 
 def test_backup_behind_the_fleet_is_refused(scene, backup, bring_back):
-    """A backup behind the fleet is refused and leaves nothing."""
+    """It leaves nothing. With --older the owner accepts the loss, and is warned."""
     scene.owner.revoke("dev-2")
-    publish(scene, scene.owner)
-    with refused(
-        UntrustedError, "the fleet has roster 5, and the newest here is 4", hint="--roster SERVER_DIR/roster.signed"
-    ):
+    scene.publish()
+    behind = "the fleet has roster 5, and the newest here is 4"
+    with refused(UntrustedError, behind, hint="--roster SERVER_DIR/roster.signed"):
         bring_back(backup)
-    assert not (scene.root / "restored").exists()
-    assert not list(scene.root.glob(".restored*"))
+    assert [path.name for path in scene.root.glob("*restored*")] == []
+    fleet = bring_back(backup, older=True)
+    assert list(fleet.roster.active()) == ["dev-1", "dev-2"]
+    assert fleet.roster.sequence == scene.owner.roster.sequence + 1
+    assert "revoke again those that were revoked since" in scene.complaints[-1]
 
 
-def test_newest_roster_keeps_revocations(scene, backup, bring_back):
-    """With the newest roster a revoked device stays revoked and a new one stays."""
+def test_newest_roster_keeps_revocations(scene, bring_back):
+    """With it a revoked device stays revoked and a new one stays; models of before are stored under their own key version."""
     scene.owner.take_run()
+    backup, before = backup_of(scene), scene.owner.versions[0]
     scene.owner.revoke("dev-2")
-    publish(scene, scene.owner)
+    scene.publish()
     newcomer = scene.enrol("dev-3")
     scene.leave(*receiving_notice(newcomer))
     fleet = bring_back(backup, roster=scene.owner.roster_bytes)
@@ -101,7 +91,8 @@ def test_newest_roster_keeps_revocations(scene, backup, bring_back):
     assert list(fleet.roster.active()) == ["dev-1", "dev-3"]
     assert fleet.roster.sequence == scene.owner.roster.sequence + 1
     assert fleet.receiving.of("dev-3").receiving == newcomer.receiving.public
-    publish(scene, fleet)
+    assert before in fleet.versions[1:]
+    scene.publish(fleet)
 
 
 def test_replaced_device_gets_no_old_key(scene, backup, bring_back):
@@ -116,48 +107,28 @@ def test_replaced_device_gets_no_old_key(scene, backup, bring_back):
     assert fleet.receiving.of("dev-1").receiving == DeviceMembership(scene.root / "dev-1").receiving.public
 
 
-def test_models_of_the_backup_still_open(scene, bring_back):
-    """They are stored under their own key version, not under that of the newer roster."""
-    scene.owner.take_run()
-    backup, before = backup_of(scene), scene.owner.versions[0]
-    scene.owner.revoke("dev-2")
-    publish(scene, scene.owner)
-    fleet = bring_back(backup, roster=scene.owner.roster_bytes)
-    assert fleet.versions[1:] == (before,)
+def test_without_broker_nothing_is_restored(scene, backup, bring_back, monkeypatch):
+    """Unless the owner says --offline, which leaves room for the rosters signed since."""
 
-
-def test_loss_must_be_accepted(scene, backup, bring_back):
-    """Without it the owner must accept the loss and is warned."""
-    scene.owner.revoke("dev-2")
-    publish(scene, scene.owner)
-    fleet = bring_back(backup, older=True)
-    assert list(fleet.roster.active()) == ["dev-1", "dev-2"]
-    assert fleet.roster.sequence == scene.owner.roster.sequence + 1
-    assert any("revoke again those that were revoked since" in line for line in scene.complaints)
-
-
-def test_offline_leaves_room_for_rosters(scene, bring_back, monkeypatch):
-    """Offline leaves room for the rosters signed since."""
-    monkeypatch.delattr(recovery, "OwnerConnection")
-    fleet = bring_back(backup_of(scene), offline=True)
-    assert fleet.roster.sequence == scene.owner.roster.sequence + 1001
-
-
-def test_without_broker_nothing_is_restored(scene, bring_back, monkeypatch):
     def away(*_args, **_kwargs):
         raise BrokerUnreachableError("no broker answers")
 
     monkeypatch.setattr(recovery, "OwnerConnection", away)
     with refused(BrokerUnreachableError, hint="--offline"):
-        bring_back(backup_of(scene))
+        bring_back(backup)
     assert not (scene.root / "restored").exists()
+    assert bring_back(backup, offline=True).roster.sequence == scene.owner.roster.sequence + 1001
 
 
-def test_broker_without_roster_is_reported(scene, bring_back):
-    """A broker without the fleets roster is reported."""
-    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
-    bring_back(backup_of(scene))
-    assert any("holds no roster of this fleet" in line for line in scene.complaints)
+def test_broker_without_roster_is_reported(scene, backup, bring_back):
+    """What a killed restore left is replaced."""
+    scene.leave(ROSTER_TOPIC, b"")
+    left = scene.root / ".restored.restoring"
+    left.mkdir()
+    (left / "owner.key").write_bytes(b"half")
+    assert bring_back(backup).name == "reef"
+    assert not left.exists()
+    assert "holds no roster of this fleet" in "\n".join(scene.complaints)
 
 
 def test_device_without_keys_is_named(scene, backup, bring_back):
@@ -180,29 +151,19 @@ def test_older_or_foreign_roster_is_refused(scene, bring_back, tmp_path):
         bring_back(backup_of(scene), roster=b"no roster")
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_occupied_target_is_left_alone(scene, bring_back, kind):
+@pytest.mark.parametrize(
+    "occupy",
+    [lambda target: target.write_bytes(b"mine"), Path.mkdir, lambda target: target.symlink_to(target.parent / "owner")],
+    ids=["file", "directory", "link"],
+)
+def test_occupied_target_is_left_alone(scene, backup, bring_back, occupy):
     """A target that holds something is left alone."""
-    target: Path = scene.root / "restored"
-    if kind == "file":
-        target.write_bytes(b"mine")
-    elif kind == "link":
-        target.symlink_to(scene.root / "owner")
-    else:
-        target.mkdir()
-        (target / "mine").write_bytes(b"mine")
+    occupy(scene.root / "restored")
+    if (scene.root / "restored").is_dir():
+        (scene.root / "restored" / "mine").write_bytes(b"mine")
     with pytest.raises(ConfigError, match="exists already"):
-        bring_back(backup_of(scene))
+        bring_back(backup)
     assert scene.owner.path.exists()
-
-
-def test_killed_restore_is_replaced(scene, bring_back):
-    """What a killed restore left is replaced."""
-    left = scene.root / ".restored.restoring"
-    left.mkdir()
-    (left / "owner.key").write_bytes(b"half")
-    assert bring_back(backup_of(scene)).name == "reef"
-    assert not left.exists()
 
 
 def test_damaged_file_inside_leaves_nothing(scene, backup, bring_back):

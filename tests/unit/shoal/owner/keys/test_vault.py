@@ -2,24 +2,31 @@
 
 import dataclasses
 import struct
+from contextlib import nullcontext
 
 import pytest
 
 from crypto.seal import passphrase
 from crypto.seal.passphrase import Lock
-from shoal.errors import ConfigError, IntegrityError, UntrustedError
+from shoal.errors import ConfigError, IntegrityError, UntrustedError, WireError
 from shoal.owner.keys.vault import (
     BACKUP_HINT,
     CHANGE_FILE,
+    MOST_VERSIONS,
     OWNER_FILE,
     RENEWED_HINT,
     ROSTER_FILE,
+    RUNS,
     SECRETS_FILE,
     WRONG_LOCK_HINT,
     Change,
     FleetSecrets,
+    StoredVersions,
     Vault,
+    VersionSecrets,
+    highest_run,
     is_under_passphrase,
+    run_file,
 )
 from shoal.protocol.codec import decode, encode
 from shoal.util.files import write_private
@@ -55,43 +62,29 @@ def vault(tmp_path, request):
     return vault_in(tmp_path / "owner", Lock(request.param) if request.param else None)
 
 
-def test_a_file_is_read_back_and_private(vault, tmp_path):
-    vault.write(OWNER_FILE, b"the owner's keys")
-    assert vault.read(OWNER_FILE) == b"the owner's keys"
-    assert (tmp_path / "owner" / OWNER_FILE).stat().st_mode & 0o777 == 0o600
-
-
 def test_passphrase_hides_all_secrets(tmp_path):
-    """Under a passphrase no secret is in the files."""
+    """Files are private, and under a passphrase no secret is in them; one file does not replace another."""
     vault = vault_in(tmp_path, Lock(b"correct horse"))
     vault.change(NEW, b"new roster")
     contents = b"".join(p.read_bytes() for p in tmp_path.iterdir())
-    for secret in (b"NNNN", b"BBBB", b"VVVV"):
-        assert secret not in contents
+    assert [secret for secret in (b"NNNN", b"BBBB", b"VVVV") if secret in contents] == []
     assert vault.state() == (NEW, b"new roster")
-
-
-def test_wrong_passphrase_names_the_file(tmp_path):
-    """A wrong passphrase names the file and the next step."""
-    vault_in(tmp_path, Lock(b"correct horse"))
-    with refused(UntrustedError, f"{SECRETS_FILE}: the passphrase is wrong", hint_is=WRONG_LOCK_HINT):
-        Vault(tmp_path, Lock(b"another one")).state()
-
-
-def test_missing_passphrase_names_variable(tmp_path):
-    """A missing passphrase names the variable to set."""
-    vault_in(tmp_path, Lock(b"correct horse"))
-    with refused(ConfigError, f"{SECRETS_FILE} is under a passphrase", hint="SHOAL_PASSPHRASE_FILE"):
-        Vault(tmp_path, None).read(SECRETS_FILE)
-
-
-def test_one_file_does_not_replace_another(tmp_path):
-    """The purpose is authenticated: a copy of the owner's key is not taken for the secrets."""
-    vault = vault_in(tmp_path, Lock(b"correct horse"))
+    vault.end_change()
     vault.write(OWNER_FILE, encode(NEW))
+    assert vault.read(OWNER_FILE) == encode(NEW)
+    assert (tmp_path / OWNER_FILE).stat().st_mode & 0o777 == 0o600
     write_private(tmp_path / SECRETS_FILE, (tmp_path / OWNER_FILE).read_bytes())
     with pytest.raises(UntrustedError):
         vault.state()
+
+
+def test_wrong_passphrase_names_the_file(tmp_path):
+    """And the next step; a missing one names the variable to set."""
+    vault_in(tmp_path, Lock(b"correct horse"))
+    with refused(UntrustedError, f"{SECRETS_FILE}: the passphrase is wrong", hint_is=WRONG_LOCK_HINT):
+        Vault(tmp_path, Lock(b"another one")).state()
+    with refused(ConfigError, f"{SECRETS_FILE} is under a passphrase", hint="SHOAL_PASSPHRASE_FILE"):
+        Vault(tmp_path, None).read(SECRETS_FILE)
 
 
 def test_plain_file_is_read_with_one(tmp_path):
@@ -110,8 +103,11 @@ def test_owners_key_decides(tmp_path):
 
 
 def test_change_is_in_force_at_once(vault, tmp_path):
-    """A change is in force at once and its journal remains until the end."""
+    """Its journal remains until the end; without one there is nothing to carry out."""
+    assert not vault.carry_out()
+    vault.end_change()
     assert not vault.is_changing
+    assert vault.state() == (OLD, b"old roster")
     vault.change(NEW, b"new roster")
     assert vault.is_changing
     assert vault.state() == (NEW, b"new roster")
@@ -121,9 +117,9 @@ def test_change_is_in_force_at_once(vault, tmp_path):
     assert vault.state() == (NEW, b"new roster")
 
 
-@pytest.mark.parametrize("written", [1, 2, 3])
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
 def test_change_is_whole_at_any_interruption(vault, tmp_path, monkeypatch, written):
-    """After the journal, after the secrets, after the roster; carrying it out again is harmless."""
+    """After the journal, after the secrets, after the roster, or void before; carrying it out again is harmless."""
     count = [0]
 
     def write(path, data):
@@ -134,38 +130,14 @@ def test_change_is_whole_at_any_interruption(vault, tmp_path, monkeypatch, writt
 
     with monkeypatch.context() as patched:
         patched.setattr("shoal.owner.keys.vault.write_private", write)
-        if written < 3:
-            with pytest.raises(PowerCut):
-                vault.change(NEW, b"new roster")
-        else:
+        with pytest.raises(PowerCut) if written < 3 else nullcontext():
             vault.change(NEW, b"new roster")
-    assert vault.state() == (NEW, b"new roster")
-    assert vault.carry_out()
-    assert vault.carry_out()
+    after = (NEW, b"new roster") if written else (OLD, b"old roster")
+    assert vault.state() == after
+    assert [vault.carry_out() for _ in range(2)] == [written > 0] * 2
     vault.end_change()
-    assert vault.state() == (NEW, b"new roster")
-    assert (tmp_path / "owner" / ROSTER_FILE).read_bytes() == b"new roster"
-
-
-def test_change_without_journal_is_void(vault, monkeypatch):
-    """A change that does not reach the journal leaves everything as it was."""
-
-    def write(_path, _data):
-        raise PowerCut
-
-    with monkeypatch.context() as patched:
-        patched.setattr("shoal.owner.keys.vault.write_private", write)
-        with pytest.raises(PowerCut):
-            vault.change(NEW, b"new roster")
-    assert not vault.is_changing
-    assert vault.state() == (OLD, b"old roster")
-
-
-def test_without_a_journal_nothing_to_do(vault):
-    """Without a journal there is nothing to carry out."""
-    assert not vault.carry_out()
-    vault.end_change()
-    assert vault.state() == (OLD, b"old roster")
+    assert vault.state() == after
+    assert (tmp_path / "owner" / ROSTER_FILE).read_bytes() == after[1]
 
 
 def test_secrets_and_roster_match(vault, tmp_path, monkeypatch):
@@ -193,13 +165,6 @@ def test_a_damaged_journal_is_named(tmp_path, junk):
             use()
 
 
-def test_damaged_secrets_are_named(tmp_path):
-    vault = vault_in(tmp_path)
-    write_private(tmp_path / SECRETS_FILE, encode(OLD)[:-1])
-    with refused(IntegrityError, f"{SECRETS_FILE} is damaged", hint_is=RENEWED_HINT):
-        vault.state()
-
-
 def earlier_format():
     """Return the secrets as earlier versions wrote them: kind 96, with a mask secret, a content key and mask epochs."""
     texts = [struct.pack("<H", len(text)) + text.encode() for text in (OLD.fleet, OLD.broker)]
@@ -207,16 +172,25 @@ def earlier_format():
     return b"".join((b"SHM1", bytes([96]), *texts, *blobs, struct.pack("<IIII?", 0, 1, 1, 0, True)))
 
 
-@pytest.mark.parametrize("kind", [96, encode(OLD)[4]], ids=["as it was", "with today's kind"])
-def test_earlier_secrets_are_refused(tmp_path, kind):
-    """The fields alone tell them apart as well."""
+EARLIER = earlier_format()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (encode(OLD)[:-1], f"{SECRETS_FILE} is damaged"),
+        (EARLIER, "or an earlier version of Shoal made this fleet"),
+        (EARLIER[:4] + encode(OLD)[4:5] + EARLIER[5:], "or an earlier version of Shoal made this fleet"),
+    ],
+    ids=["damaged", "earlier", "earlier with today's kind"],
+)
+def test_other_secrets_are_refused(tmp_path, data, what):
+    """The fields alone tell those of earlier versions apart as well."""
     vault = vault_in(tmp_path)
-    before = earlier_format()
-    write_private(tmp_path / SECRETS_FILE, before[:4] + bytes([kind]) + before[5:])
-    with refused(
-        IntegrityError, "or an earlier version of Shoal made this fleet", hint="make a new fleet in another directory"
-    ):
+    write_private(tmp_path / SECRETS_FILE, data)
+    with refused(IntegrityError, what, hint_is=RENEWED_HINT) as caught:
         vault.state()
+    assert "make a new fleet in another directory" in caught.value.hint
 
 
 def test_unreadable_journal_is_an_error(tmp_path):
@@ -240,3 +214,44 @@ def test_fresh_secrets_are_never_shown():
         assert "VVVV" not in shown
         assert "word" not in shown
     assert decode(encode(one), FleetSecrets) == one
+
+
+# -- The stored secrets of earlier key versions --
+
+
+def secrets(number, byte=b"s"):
+    return VersionSecrets(number, byte * 32, b"b" * 32)
+
+
+def numbers(versions):
+    return [v.number for v in versions.versions]
+
+
+def test_versions_are_in_order():
+    """Each is there once; the oldest is removed beyond the limit. Damaged bytes are refused and secrets are not shown."""
+    found = StoredVersions().adding(secrets(7)).adding(secrets(3)).adding(secrets(7, b"t"))
+    assert numbers(found) == [3, 7]
+    assert found.versions[1].version_secret == b"t" * 32
+    assert decode(encode(found), StoredVersions) == found
+    with pytest.raises(WireError):
+        decode(encode(found)[:-1], StoredVersions)
+    assert "sss" not in repr(found)
+    for number in range(8, MOST_VERSIONS + 8):
+        found = found.adding(secrets(number))
+    assert numbers(found) == list(range(8, MOST_VERSIONS + 8))
+    assert numbers(found.since(MOST_VERSIONS + 6)) == [MOST_VERSIONS + 6, MOST_VERSIONS + 7]
+    assert numbers(found.since(MOST_VERSIONS + 8)) == []
+
+
+# -- Names and numbers of run files --
+
+
+def test_highest_run_is_that_of_a_file(tmp_path):
+    """The highest run is the highest number of a run file."""
+    assert highest_run(tmp_path) == 0
+    (tmp_path / RUNS).mkdir()
+    for run in (2, 11):
+        run_file(tmp_path, run).touch()
+    for name in ("000099.run.tmp", "12.run", "000100.txt"):
+        (tmp_path / RUNS / name).touch()
+    assert highest_run(tmp_path) == 11

@@ -8,21 +8,12 @@ from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.reader import read_models
-from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers.fleets import make_fleet
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
 WAIT_S = 30.0
-
-
-@pytest.fixture
-def broker(tmp_path):
-    if find_mosquitto() is None:
-        pytest.skip("mosquitto is not installed")
-    with start_broker("mosquitto", tmp_path / "broker") as made:
-        yield made
 
 
 def copied(fleet, broker):
