@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from aggregator import membership as aggregator_membership
@@ -96,3 +97,9 @@ def task(call, fleet):
     source = Source("logistic", {"inputs": 4, "classes": 3})
     write_signed(logistic_bundle(), source, FleetDirectory(call.home / "owner").owner, call.home / "task")
     return "task"
+
+
+@pytest.fixture
+def data(call):
+    """Samples that fit the task, in ``d.npz``."""
+    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))

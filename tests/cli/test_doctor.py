@@ -42,9 +42,8 @@ def results(data):
 @pytest.mark.broker
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 @pytest.mark.parametrize("program", NAMES)
-def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
+def test_with_a_broker_nothing_fails(call, fleet, data, tmp_path, program):
     """Status 0, and a line each; a service that is not started and a missing backup are warnings."""
-    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
     more = ["--data", "d.npz"] if program == "shoal-edge" else []
     with start_broker("mosquitto", tmp_path / "broker") as broker:
         url = broker.url.replace("://", f"://user:{PASSWORD}@")
@@ -54,7 +53,7 @@ def test_with_a_broker_nothing_fails(call, fleet, tmp_path, program):
     assert PASSWORD not in told.out + told.err
     assert " ".join(results(found)) == NAMES[program]
     assert {name for name, result in results(found).items() if result != "ok"} == WARNINGS[program]
-    assert all(set(c) == {"name", "result", "detail", "advice"} for c in found["checks"])
+    assert {key for c in found["checks"] for key in c} == {"name", "result", "detail", "advice"}
 
 
 @pytest.mark.parametrize("program", NAMES)
@@ -67,12 +66,6 @@ def test_broker_that_is_down_is_status_10(call, fleet, program):
     found = call(program, "doctor", PLACES[program], "--json", status=10, **at(program, url))
     assert results(found.data)["broker"] == "failure"
     assert PASSWORD not in told.out + told.err + found.out + found.err
-
-
-@pytest.mark.parametrize("program", ["shoal-aggregator", "shoal-edge"])
-def test_nothing_to_check_without_directory(call, program):
-    """Without a directory there is nothing to check."""
-    assert "error: dir is not set" in call(program, "doctor", status=3).err
 
 
 def test_unfit_data_of_a_run_are_found(call):
@@ -91,14 +84,6 @@ def test_unfit_data_of_a_run_are_found(call):
     assert (results(right)["data"], results(wrong)["data"], results(wrong)["state"]) == ("ok", "failure", "ok")
     (found,) = [c for c in right["checks"] if c["name"] == "data"]
     assert found["detail"] == "right.npz: 60 samples, which fit the task of run 1"
-
-
-@pytest.mark.parametrize("program", NAMES)
-def test_status_of_a_program_that_is_off(call, fleet, program):
-    """As text and as JSON."""
-    assert "not running" in call(program, "status", PLACES[program]).out
-    data = call(program, "status", PLACES[program], "--json").data
-    assert (data["running"], data["connected"], data["since"]) == (False, False, None)
 
 
 @pytest.mark.parametrize("program", NAMES)
@@ -134,12 +119,6 @@ def test_a_health_check_of_an_aggregator(call, fleet):
         long_ago = time.time() - aggregators.SILENT_S - 2
         os.utime(server / LIVE_FILE, (long_ago, long_ago))
         assert "no sign of life since" in call("shoal-aggregator", "status", "server", "--check", status=11).err
-
-
-@pytest.mark.parametrize("program", NAMES)
-def test_status_of_nobodys_directory(call, program):
-    """Status 4."""
-    assert call(program, "status", "gone", "--json", status=4).error["type"] == "NotEnrolledError"
 
 
 def test_owners_doctor_with_nothing_there(call, fleet):

@@ -82,12 +82,6 @@ def test_rollback_names_the_runs_there_are(call, finished):
     assert "error: this device has no finished model older than run 1's: it has runs 3, 2, 1\n" in made.err
 
 
-def test_a_directory_of_no_device_is_refused(call):
-    for command in ("models", "rollback"):
-        made = call("shoal-edge", command, "nowhere", status=4)
-        assert "error: nowhere belongs to no fleet" in made.err
-
-
 def test_rollback_changes_answers_at_once(call, finished):
     """The device's directory is locked, as by `shoal-edge run`."""
     with exclusive(call.home / "dev-1", wait_s=0, hint="-"):
@@ -104,19 +98,16 @@ def test_rollback_changes_answers_at_once(call, finished):
 
 
 def test_damaged_model_lets_another_answer(call, finished):
-    """A damaged model is refused and another can answer."""
+    """A damaged model is refused and another can answer, and so is --live without a run under way."""
     path = call.home / "dev-1/finished" / f"model-{finished.models()[1].own.file.hex()}.bin"
     path.write_bytes(path.read_bytes()[:-1])
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", status=7)
     assert "is damaged" in made.err
     assert "hint: let another finished model answer with `shoal-edge rollback`" in made.err
-    call("shoal-edge", "rollback", "dev-1", "1")
-    assert predicted(call)["run"] == 1
-
-
-def test_live_without_run_under_way_says_so(call, finished):
     made = call("shoal-edge", "predict", "dev-1", "--data", "d.npz", "--live", status=7)
     assert "dev-1/model.bin does not exist" in made.err
+    call("shoal-edge", "rollback", "dev-1", "1")
+    assert predicted(call)["run"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------- evaluate

@@ -20,11 +20,6 @@ from shoal.util.files import exclusive
 SERVING = {"shoal-edge": ["run", "--data", "d.npz"], "shoal-aggregator": ["serve"]}
 
 
-@pytest.fixture
-def data(call):
-    np.savez(call.home / "d.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, np.int64))
-
-
 @pytest.mark.parametrize("program", SERVING)
 def test_nobodys_directory_is_left_alone(call, data, program):
     """Status 4. Files that look like ours stay, also in subfolders, and no lock is made."""
@@ -35,22 +30,6 @@ def test_nobodys_directory_is_left_alone(call, data, program):
     assert "error: mine belongs to no fleet" in made.err
     left = sorted(str(p.relative_to(call.home / "mine")) for p in (call.home / "mine").rglob("*"))
     assert left == ["below", "below/.secret.12.new", "below/.thesis.tex.new"]
-
-
-@pytest.mark.parametrize(("program", "directory"), [("shoal-edge", "dev-1"), ("shoal-aggregator", "server")])
-def test_a_log_level_that_there_is_not(call, fleet, data, program, directory):
-    """Status 2, with the levels that there are."""
-    made = call(program, *SERVING[program], directory, "--log", "foo", status=2)
-    assert "error: there is no log level 'foo'" in made.err
-    assert "hint: one of debug, info, warning, error" in made.err
-
-
-@pytest.mark.parametrize("program", SERVING)
-def test_a_file_where_a_directory_belongs(call, program):
-    """Status 3."""
-    (call.home / "file").write_text("x")
-    name = ["--name", "dev-1"] if program == "shoal-edge" else []
-    assert "can't make the directory file: File exists" in call(program, "init", "file", *name, status=3).err
 
 
 def test_a_device_tells_of_its_runs_in_words(call, fleet):

@@ -42,7 +42,7 @@ KINDS = {OK, JSON, MISTAKE}
 OLD_TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d|\d\d/\d\d/\d{4}")
 ISO_8601 = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
 MISTAKES = {2, 3, 4, 5, 6, 7, 8, 10, 11}
-"""The statuses of all kinds of mistakes that a call can make by itself; 9 takes a full disk (test_saving.py)."""
+"""The statuses of all kinds of mistakes that a call can make by itself; 9 takes a full disk."""
 PASSPHRASE = "a long passphrase for this test"
 
 

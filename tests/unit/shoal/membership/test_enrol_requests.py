@@ -1,4 +1,4 @@
-"""A device's side of enrolment requests; tests/unit/shoal/owner/enrolment/test_admission_requests.py has the owner's."""
+"""A device's side of enrolment requests; tests/unit/shoal/owner/enrolment/test_admission.py has the owner's."""
 
 from crypto.seal.identity import Identity
 from shoal.membership.enrol_requests import make_request, token_id

@@ -10,9 +10,8 @@ from shoal.membership import backup as backups
 from shoal.owner import doctor
 from shoal.owner.doctor import diagnose
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.protocol.topics import TopicKind
 from shoal.util.console import ok
-from tests.helpers.enrolments import TOPICS, Connected, Scene
+from tests.helpers.enrolments import ROSTER_TOPIC, Connected, Scene
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_healthy_fleet_has_nothing_to_report(scene):
 
 
 def test_missing_or_old_backup(scene):
-    """A fleet without a backup or with an old one."""
+    """A fleet without a backup, with an old one, or with a damaged note of it."""
     assert found(scene)["backup"].detail.startswith("none was made")
     back_up(scene, roster=2)
     assert found(scene)["backup"].detail.endswith("roster 2; the roster is 3 now")
@@ -60,10 +59,6 @@ def test_missing_or_old_backup(scene):
     check = found(scene)["backup"]
     assert (check.result, ", 31 d" in check.detail) == ("warning", True)
     assert "shoal-fleet backup" in check.advice
-
-
-def test_damaged_note_of_backup_is_a_failure(scene):
-    back_up(scene)
     (scene.owner.path / backups.LAST_FILE).write_bytes(b"x")
     assert found(scene)["backup"].result == "failure"
 
@@ -73,7 +68,7 @@ def test_a_roster_that_was_not_published(scene):
     check = found(scene)["published"]
     assert (check.result, check.detail) == ("warning", "the broker holds roster 3, the newest is 4")
     assert check.advice == f"shoal-fleet publish {scene.owner.path}"
-    scene.leave(TOPICS.at(TopicKind.OWNER_ROSTER), b"")
+    scene.leave(ROSTER_TOPIC, b"")
     assert found(scene)["published"].detail == "the broker holds no roster of this fleet"
 
 
@@ -87,18 +82,17 @@ def test_directory_behind_fleet_is_a_failure(scene, tmp_path):
     assert "restore" in check.advice
 
 
-def test_waiting_requests_are_named(scene):
-    scene.ask(scene.token(), "dev-9")
-    check = found(scene)["requests"]
-    assert (check.result, check.detail) == ("warning", "dev-9 wait for approval")
-
-
 def test_devices_out_of_keys_are_named(scene):
-    """Devices without unused receiving keys are named."""
+    """And those that wait for approval."""
+    scene.ask(scene.token(), "dev-9")
     for _ in range(40):
         scene.owner.rotate()
-    check = found(scene)["devices"]
-    assert (check.result, check.detail) == ("warning", "no unused receiving keys are known of dev-1")
+    checks = found(scene)
+    named = {name: (checks[name].result, checks[name].detail) for name in ("devices", "requests")}
+    assert named == {
+        "devices": ("warning", "no unused receiving keys are known of dev-1"),
+        "requests": ("warning", "dev-9 wait for approval"),
+    }
 
 
 def test_without_broker_the_rest_is_checked(scene, monkeypatch):
@@ -120,15 +114,12 @@ def test_vanished_broker_is_a_failure(scene, monkeypatch):
 
 
 def test_a_directory_of_no_fleet(tmp_path):
+    """And of one without an aggregator, which is incomplete."""
     (tmp_path / "d").mkdir(mode=0o700)
     first, *rest = diagnose(tmp_path / "d")
     assert (first.name, first.result) == ("fleet", "failure")
     assert [c.name for c in rest] == ["directory", "disk"]
     assert [c.name for c in diagnose(tmp_path / "gone")] == ["fleet"]
-
-
-def test_fleet_without_aggregator(tmp_path):
-    """A fleet without an aggregator is incomplete."""
     FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
     check = {c.name: c for c in diagnose(tmp_path / "owner")}["fleet"]
     assert (check.result, check.detail) == ("warning", "fleet reef, 0 devices, no aggregator")

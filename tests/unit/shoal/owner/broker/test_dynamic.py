@@ -73,12 +73,6 @@ def plugin(monkeypatch):
     return made
 
 
-def test_device_gets_a_user_of_its_own(fleet):
-    """A device gets a user with its own password."""
-    (command,) = admit(fleet, ["dev-4"])
-    assert command == {"command": "createClient", "username": "dev-4", "password": fleet.users.password("dev-4")}
-
-
 def test_first_file_has_hashes_only(fleet):
     """The first file has hashes only that match the passwords."""
     made = document(fleet.users, ["owner", "dev-1"])
@@ -92,12 +86,15 @@ def test_first_file_has_hashes_only(fleet):
 
 
 def test_commands_are_sent_in_batches(fleet, plugin, monkeypatch):
-    """All commands are sent in batches and other answers are passed over."""
+    """Other answers are passed over, and nothing is sent without a command. A device gets a user with its own password."""
     monkeypatch.setattr(dynamic, "BATCH", 2)
     plugin.errors = {"dev-1": "Client already exists", "dev-9": "Client not found"}
     with BrokerAdmin(fleet) as admin:
+        admin.send([])
         admin.send([*admit(fleet, ["dev-1", "dev-2"]), *shut_out(["dev-9"])])
     assert [[c["username"] for c in batch] for batch in plugin.last.sent] == [["dev-1", "dev-2"], ["dev-9"]]
+    (command,) = admit(fleet, ["dev-4"])
+    assert command == {"command": "createClient", "username": "dev-4", "password": fleet.users.password("dev-4")}
 
 
 def test_refused_command_shows_no_password(fleet, plugin):
@@ -117,12 +114,6 @@ def test_broker_without_plugin_is_reported(fleet, plugin, monkeypatch):
         refused(BrokerUnreachableError, "did not answer", hint="broker-config --dynamic"),
     ):
         admin.send(admit(fleet, ["dev-2"]))
-
-
-def test_nothing_is_sent_without_a_command(fleet, plugin):
-    with BrokerAdmin(fleet) as admin:
-        admin.send([])
-    assert plugin.last.sent == []
 
 
 def test_access_list_has_no_line_a_device():

@@ -6,13 +6,12 @@ import time
 import types
 
 import pytest
-import typer
 
 from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import BrokerUnreachableError, ConfigError, UsageError
 from shoal.membership.enrol_requests import token_id
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.cli import enrolment, main
+from shoal.owner.cli import enrolment
 from shoal.owner.enrolment.admission import Refused, Request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
@@ -57,27 +56,25 @@ def test_token_is_on_stdout_terms_on_stderr(fleet, capsys):
 
 
 def test_many_lines_are_all_different(fleet, capsys):
-    """Many lines at once are all different and stored."""
+    """Many lines at once are all different and stored; a duration that is none issues no line."""
+    with pytest.raises(UsageError, match="'soon' is not a duration"):
+        enrolment.invite(fleet.path, expires="soon")
+    assert not (fleet.path / "tokens").exists()
     enrolment.invite(fleet.path, 5, json=True)
     found = json.loads(capsys.readouterr().out)["data"]
     ids = {token_id(Token.from_line(line).secret) for line in found["lines"]}
     assert len(ids) == 5
     assert {path.stem for path in (fleet.path / "tokens").iterdir()} == ids
     enrolment.invite(fleet.path, 2)
-    assert "approve" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert len({Token.from_line(text).secret for text in out.splitlines()}) == 2
+    assert f"next: shoal-fleet approve {fleet.path} --all-invited" in err
 
 
 @pytest.mark.parametrize(("fingerprints", "every"), [([], False), (["abcd"], True)])
 def test_approve_takes_fingerprints_or_all(fleet, fingerprints, every):
     with pytest.raises(UsageError, match="fingerprints or --all-invited"):
         enrolment.approve(fleet.path, fingerprints, every)
-
-
-def test_impossible_duration_issues_no_token(fleet):
-    """A duration that is none issues no token."""
-    with pytest.raises(UsageError, match="'soon' is not a duration"):
-        enrolment.invite(fleet.path, expires="soon")
-    assert not (fleet.path / "tokens").exists()
 
 
 def test_watching_as_json_is_refused_first(tmp_path):
@@ -131,38 +128,29 @@ def test_requests_are_told_apart():
     assert asked[0] == enrolment._asked({"token": "a", "fingerprint": "x", "name": "n", "age_s": 99})
 
 
-def test_a_hint_is_added_to_the_errors_own():
-    error = ConfigError("x", hint="first")
+@pytest.mark.parametrize(("own", "hint"), [("first", "first; then"), ("", "then")])
+def test_a_hint_is_added_to_the_errors_own(own, hint):
+    error = ConfigError("x", hint=own)
     enrolment.add_hint(error, "then")
-    assert error.hint == "first; then"
-    bare = ConfigError("x")
-    enrolment.add_hint(bare, "then")
-    assert bare.hint == "then"
+    assert error.hint == hint
 
 
 def test_a_revocation_offline_is_signed(fleet, capsys, monkeypatch):
+    """And draws new secrets; with users at the broker only then the device is shut out."""
     monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
+    fleet.users.make()
     enrolment.revoke(fleet.path, "dev-1")
     out, err = capsys.readouterr()
     after = FleetDirectory(fleet.path)
     assert out == f"dev-1 revoked by roster {after.roster.sequence}\n"
     assert after.roster.revoked == ("dev-1",)
     assert f"next: shoal-fleet publish {fleet.path}, or carry roster.signed and grants/" in err
-
-
-def test_rotation_offline_draws_new_secrets(fleet, capsys, monkeypatch):
-    monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
+    assert "only then the broker shuts dev-1 out" in err
     enrolment.rotate(fleet.path)
-    after = FleetDirectory(fleet.path)
-    assert after.secrets.version_secret != fleet.secrets.version_secret
-    assert capsys.readouterr().out == f"new secrets since roster {after.roster.keys_since}\n"
-
-
-def test_revocation_with_users_at_the_broker(fleet, capsys, monkeypatch):
-    monkeypatch.setenv("SHOAL_FLEET_OFFLINE", "1")
-    fleet.users.make()
-    enrolment.revoke(fleet.path, "dev-1")
-    assert "only then the broker shuts dev-1 out" in capsys.readouterr().err
+    rotated = FleetDirectory(fleet.path)
+    assert rotated.secrets.version_secret != after.secrets.version_secret
+    assert rotated.secrets.broadcast_key != after.secrets.broadcast_key
+    assert capsys.readouterr().out == f"new secrets since roster {rotated.roster.keys_since}\n"
 
 
 @pytest.mark.parametrize(
@@ -182,42 +170,21 @@ def test_change_without_broker_is_signed(fleet, capsys, command):
 
 
 def test_broker_config_warns_of_clear_text(fleet, tmp_path, capsys):
-    """Broker config prints its file and warns about passwords in the clear."""
+    """Broker config prints its file and warns about passwords in the clear, unless the address is one of TLS."""
     enrolment.broker_config(fleet.path, tmp_path / "broker", device=["dev-2"])
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'broker' / 'shoal.conf'}\n"
     assert (tmp_path / "broker" / "shoal.conf").exists()
-    assert "users: " in err
-    assert "dev-2" in err
+    assert "users: owner, enrol, aggregator, dev-1, dev-2" in err
     assert "warning: the fleet's broker address begins with mqtt://" in err
+    assert "passwords are sent unencrypted" in err
     users = FleetDirectory(fleet.path).users
-    assert users.password("dev-1") not in out + err
-
-
-def test_with_tls_there_is_no_warning(tmp_path, capsys):
-    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
-    fleet.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    enrolment.broker_config(fleet.path, tmp_path / "broker")
+    assert [u for u in ("owner", "enrol", "aggregator", "dev-1", "dev-2") if users.password(u) in out + err] == []
+    assert users.password("dev-1") in (tmp_path / "broker" / "clients" / "dev-1.url").read_text()
+    secure = FleetDirectory.create(tmp_path / "secure", "reef", "mqtts://localhost")
+    secure.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
+    enrolment.broker_config(secure.path, tmp_path / "other")
     assert "warning" not in capsys.readouterr().err
-
-
-def test_every_command_is_registered():
-    assert set(typer.main.get_command(main.app).commands) >= {
-        *(
-            "invite",
-            "devices",
-            "approve",
-            "revoke",
-            "rotate",
-            "publish",
-            "broker-config",
-            "reject",
-            "replace",
-            "rename",
-            "label",
-        ),
-        "replace-aggregator",
-    }
 
 
 def test_replace_waits_for_the_request(fleet, monkeypatch):

@@ -9,10 +9,11 @@ import pytest
 import typer
 
 from crypto.seal.identity import Identity, fingerprint, sign_document
-from shoal.errors import ConfigError, NotEnrolledError, UntrustedError, UsageError
+from shoal.errors import ConfigError, UntrustedError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
 from shoal.owner.cli import main, runs
 from shoal.owner.keys.directory import FleetDirectory
+from shoal.owner.keys.run_list import signed_plans
 from shoal.owner.keys.vault import ROSTER_FILE, run_file
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import encode
@@ -54,19 +55,20 @@ def test_init_prints_the_fingerprint(tmp_path, capsys):
 
 
 def test_show_lists_members_and_runs(fleet, capsys):
+    """And names a file that is no run."""
     fleet.add_device(device_card(Identity.generate("dev-2")))
     fleet.revoke("dev-2")
     add_run(fleet, run=1, rounds=1, weight_cap=0.0)
     add_run(fleet, run=2, mode="rotation", weighting="uniform", norm_noise=0.05)
+    write_private(fleet.path / "runs" / "junk.run", b"junk")
     main.show(fleet.path)
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert err == ""
+    assert "junk.run is no run of this fleet" in err
     assert lines[0].startswith(f"fleet reef, roster {fleet.roster.sequence}, expires 20")
     assert lines[1:3] == [f"owner {fleet.fingerprint}", f"aggregator {fingerprint(AGGREGATOR.member)}"]
     assert lines[3] == f"dev-1 {fingerprint(DEVICE.member)}"
-    assert lines[4].startswith("dev-2 ")
-    assert lines[4].endswith(" revoked")
+    assert lines[4] == f"dev-2 {fingerprint(fleet.roster.devices[1])} revoked"
     assert lines[5:] == [
         "run 1: fedavg, mask permutation, 1 round, weighting samples, no weight cap, robust off",
         "run 2: fedavg, mask rotation (secret permutation, signs, Hadamard), 20 rounds, weighting uniform, robust off, "
@@ -99,14 +101,6 @@ def test_show_names_expiry_and_no_aggregator(tmp_path, capsys, monkeypatch):
     assert lines[2] == "aggregator -"
 
 
-def test_show_names_a_file_that_is_no_run(fleet, capsys):
-    write_private(fleet.path / "runs" / "junk.run", b"junk")
-    main.show(fleet.path)
-    out, err = capsys.readouterr()
-    assert "junk.run is no run of this fleet" in err
-    assert "run " not in out
-
-
 def test_added_device_prints_its_grant_alone(fleet, tmp_path, capsys):
     """A device is added and its grant printed alone."""
     newcomer = Identity.generate("dev-2")
@@ -134,14 +128,6 @@ def test_new_keys_travel_as_it_says(fleet, tmp_path, capsys):
     assert f"hand {fleet.path / 'roster.signed'} to the aggregator" in err
 
 
-def test_another_fingerprint_adds_no_device(fleet, tmp_path, capsys):
-    """A card with another fingerprint adds no device."""
-    with pytest.raises(UntrustedError, match="not aaaa"):
-        main.add_device(fleet.path, card_file(tmp_path, Identity.generate("dev-2")), "aaaa")
-    assert capsys.readouterr() == ("", "")
-    assert FleetDirectory(fleet.path).roster == fleet.roster
-
-
 def test_the_aggregator_is_named(tmp_path, capsys):
     fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
     main.add_aggregator(fleet.path, card_file(tmp_path, AGGREGATOR, AGGREGATOR_ROLE))
@@ -157,11 +143,6 @@ def test_renew_prints_the_rosters_file(fleet, capsys):
     assert out == f"{fleet.path / ROSTER_FILE}\n"
     assert f"shoal-fleet publish {fleet.path}" in err
     assert FleetDirectory(fleet.path).roster.sequence == fleet.roster.sequence + 1
-
-
-def test_directory_without_fleet_is_refused(tmp_path):
-    with pytest.raises(NotEnrolledError, match="holds no fleet"):
-        main.show(tmp_path)
 
 
 @pytest.fixture
@@ -248,37 +229,21 @@ def test_signed_run_has_the_options(fleet, task, monkeypatch, capsys):
             return np.zeros((count, manifest.length), np.float32)
 
     monkeypatch.setitem(sys.modules, "shoal.owner.task_compiler.origin", Origins)
-    runs.start(
-        fleet.path, task, "fedavg", local=["lr=0.25"], pretrain=["epochs=4"], rounds=9, mode="rotation",
-        norm_limit=5.0, max_samples=11, weight_cap=2.0, robust="rfa", precision_up="int8", precision_down="float16",
-        min_contributors=1, quorum=0.5, participation=0.75,
-        deadline_s=3.0, weighting="uniform", norm_noise=0.1, evaluate_every=2, seed=5, out=fleet.path / "out.run",
-    )  # fmt: skip
+    options = {
+        "rounds": 9, "mode": "rotation", "norm_limit": 5.0, "max_samples": 11, "weight_cap": 2.0, "robust": "rfa",
+        "precision_up": "int8", "precision_down": "float16", "min_contributors": 1, "quorum": 0.5, "participation": 0.75,
+        "deadline_s": 3.0, "weighting": "uniform", "norm_noise": 0.1, "evaluate_every": 2,
+    }  # fmt: skip
+    training = {"local": ["lr=0.25"], "pretrain": ["epochs=0", "steps=50"]}
+    runs.start(fleet.path, task, "fedavg", **training, **options, seed=5, out=fleet.path / "out.run")
     out, err = capsys.readouterr()
     assert out == f"{fleet.path / 'out.run'}\n"
     assert "next: put this file into the aggregator's runs directory" in err
-    from shoal.owner.keys.run_list import signed_plans
-
     (plan,) = signed_plans(FleetDirectory(fleet.path), pytest.fail)
-    assert (
-        plan.recipe.rounds,
-        plan.recipe.mode,
-        plan.recipe.norm_limit,
-        plan.recipe.max_samples,
-        plan.recipe.weight_cap,
-    ) == (9, "rotation", 5.0, 11, 2.0)
-    assert plan.recipe.robust == "rfa"
-    assert (plan.recipe.precision_up, plan.recipe.precision_down) == ("int8", "float16")
-    assert (plan.recipe.min_contributors, plan.recipe.quorum, plan.recipe.participation, plan.recipe.deadline_s) == (
-        1,
-        0.5,
-        0.75,
-        3.0,
-    )
-    assert (plan.recipe.weighting, plan.recipe.norm_noise, plan.recipe.evaluate_every) == ("uniform", 0.1, 2)
+    assert {name: getattr(plan.recipe, name) for name in options} == options
     assert plan.seed == 5
     assert (plan.local.lr, plan.local.epochs) == (0.25, 1)
-    assert (plan.pretrain.lr, plan.pretrain.epochs) == (0.25, 4), "as local training, unless an option says otherwise"
+    assert (plan.pretrain.lr, plan.pretrain.epochs, plan.pretrain.steps) == (0.25, 0, 50), "the rest as local training"
 
 
 def test_every_command_is_there():

@@ -8,9 +8,7 @@ import pytest
 from crypto.seal.identity import Identity
 from edge_client.answers.inference import export
 from shoal.errors import TaskError, UsageError
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.cli import main, runs
-from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.vault import run_file
 from shoal.owner.task_compiler.signed import read_signed
 from tests.helpers.receiving import device_card
@@ -19,13 +17,10 @@ VALUES = {"weight": np.zeros((4, 3)), "mean": np.ones(2)}
 
 
 @pytest.fixture
-def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
-    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    for number in range(3):
-        made.add_device(device_card(Identity.generate(f"dev-{number}")))
+def fleet(fleet, tmp_path):
+    fleet.add_device(device_card(Identity.generate("dev-3")))
     np.savez(tmp_path / "layout.npz", **VALUES)
-    return made
+    return fleet
 
 
 def compiled(fleet, out="task", **changes):
@@ -47,20 +42,15 @@ def test_a_run_begins_with_the_layout(fleet, capsys):
 
 
 def test_too_few_starting_models_are_refused(fleet):
+    """And options that do not fit."""
     task = compiled(fleet)
     with pytest.raises(UsageError, match="begins with 2 models, and the task has initial values for 1"):
         runs.start(fleet.path, task=task, algorithm="ifca", setting=["k=2"], out=fleet.path.parent / "run")
     assert not run_file(fleet.path, 1).exists()
-
-
-def test_options_that_do_not_fit_are_refused(fleet):
     with pytest.raises(UsageError, match="takes classes=NUMBER alone"):
         compiled(fleet, option=["inputs=4"])
     with pytest.raises(UsageError, match="describe the data of a --trainer"):
         compiled(fleet, trainer="")
-
-
-def test_there_is_no_onnx_form(fleet):
-    bundle, _ = read_signed(compiled(fleet), fleet.owner)
+    bundle, _ = read_signed(task, fleet.owner)
     with pytest.raises(TaskError, match="no ONNX form"):
         export(bundle, np.zeros(14, np.float32), fleet.path.parent / "m.onnx")

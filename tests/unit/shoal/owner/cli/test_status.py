@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from shoal.errors import BrokerUnreachableError, NotReadyError, ShoalError
+from shoal.errors import BrokerUnreachableError, NotReadyError
 from shoal.owner.cli.main import app
-from tests.helpers.fleets import make_exact_fleet, make_fleet
+from tests.helpers.fleets import make_exact_fleet
 
 KEYS = {
     "fleet",
@@ -117,28 +117,3 @@ def test_an_expired_roster_has_a_hint(call, monkeypatch):
     monkeypatch.setattr("shoal.owner.cli.status.time.time", lambda: 2e10)
     assert "expired 2" in call()
     assert "hint: shoal-fleet renew" in call()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    with make_fleet(tmp_path_factory.mktemp("report") / "fleet", rounds=2) as fleet:
-        fleet.run(100)
-        yield fleet.stage.aggregator_dir / "run-000001"
-
-
-def test_the_page_is_written_and_named(run, tmp_path):
-    told = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "r.html")])
-    assert told.stdout == f"{tmp_path / 'r.html'}\n"
-    assert "<!doctype html>" in (tmp_path / "r.html").read_text()
-
-
-def test_as_json(run, tmp_path):
-    told = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "r.html"), "--json"])
-    size = (tmp_path / "r.html").stat().st_size
-    assert json.loads(told.stdout)["data"] == {"run": str(run), "file": str(tmp_path / "r.html"), "bytes": size}
-
-
-def test_directory_without_a_run_is_refused(tmp_path):
-    told = CliRunner().invoke(app, ["report", str(tmp_path), str(tmp_path / "r.html")])
-    assert isinstance(told.exception, ShoalError)
-    assert not (tmp_path / "r.html").exists()

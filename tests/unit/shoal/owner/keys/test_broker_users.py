@@ -18,19 +18,15 @@ def users(tmp_path):
     return BrokerUsers(tmp_path)
 
 
-def test_before_they_are_made_there_are_none(tmp_path):
-    users = BrokerUsers(tmp_path)
-    assert not users
-    assert users.address(URL, "dev-1") == URL
-    assert not (tmp_path / USERS_FILE).exists()
-
-
 URL = "mqtts://broker.example:8884"
 
 
 def test_secret_is_stored_once(tmp_path):
-    """A second draw would lock out every party that has joined."""
+    """A second draw would lock out every party that has joined. Before the first there are no users."""
     one, other = BrokerUsers(tmp_path), BrokerUsers(tmp_path)
+    assert not one
+    assert one.address(URL, "dev-1") == URL
+    assert not (tmp_path / USERS_FILE).exists()
     one.make()
     secret = (tmp_path / USERS_FILE).read_bytes()
     assert one
@@ -39,24 +35,21 @@ def test_secret_is_stored_once(tmp_path):
     one.make()
     assert (tmp_path / USERS_FILE).read_bytes() == secret
     assert other.password("dev-1") == one.password("dev-1") == BrokerUsers(tmp_path).password("dev-1")
-
-
-def test_the_secrets_of_two_fleets_differ(tmp_path):
-    made = [BrokerUsers(tmp_path / name) for name in "ab"]
-    for users in made:
-        users.make()
-    assert made[0].password("dev-1") != made[1].password("dev-1")
-
-
-def test_each_user_has_a_password_of_its_own(users):
-    passwords = {users.password(name) for name in ("dev-1", "dev-2", "owner", "enrol")}
-    assert len(passwords) == 4
-    assert {len(password) for password in passwords} == {24}
+    another = BrokerUsers(tmp_path / "another")
+    another.make()
+    assert another.password("dev-1") != one.password("dev-1")
+    (tmp_path / USERS_FILE).chmod(0o644)
+    with pytest.raises(ConfigError, match=USERS_FILE):
+        BrokerUsers(tmp_path)
 
 
 def test_password_is_same_in_every_version(users):
-    """A known answer: another derivation would lock out every party that has joined."""
+    """A known answer: another derivation would lock out every party that has joined. Each user has its own."""
+    passwords = {users.password(name) for name in ("dev-1", "dev-2", "owner", "enrol")}
     assert users.password("dev-1") == "iTtZNtl9GTcooE-S8Jm7xiQZ"
+    assert [len(password) for password in passwords] == [24] * 4
+    assert repr(users).endswith("<secret>)")
+    assert "\\x01" not in repr(users)
 
 
 def test_address_has_the_new_user(users):
@@ -89,15 +82,3 @@ def test_secret_of_another_length_is_damage(tmp_path, size):
     with refused(IntegrityError, f"{USERS_FILE} is damaged: it has {size} bytes, not 32", hint_is=USERS_HINT):
         BrokerUsers(tmp_path)
     assert (tmp_path / USERS_FILE).read_bytes() == bytes(size)
-
-
-def test_readable_secret_is_refused(users, tmp_path):
-    """A secret that others can read is refused."""
-    (tmp_path / USERS_FILE).chmod(0o644)
-    with pytest.raises(ConfigError, match=USERS_FILE):
-        BrokerUsers(tmp_path)
-
-
-def test_the_secret_is_not_printed(users):
-    assert repr(users).endswith("<secret>)")
-    assert "\\x01" not in repr(users)

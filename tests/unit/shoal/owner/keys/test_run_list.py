@@ -3,8 +3,6 @@
 import pytest
 
 from crypto.seal.identity import Identity, sign_document
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_list import signed_plans, summary, summary_line
 from shoal.owner.keys.vault import run_file
 from shoal.protocol.codec import encode
@@ -12,15 +10,6 @@ from shoal.protocol.documents import RunPackage
 from shoal.protocol.recipe import Recipe, knobs
 from shoal.util.files import write_private
 from tests.helpers.plans import run_plan
-from tests.helpers.receiving import device_card
-
-
-@pytest.fixture
-def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "demo", "mqtt://h")
-    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    made.add_device(device_card(Identity.generate("dev-1")))
-    return made
 
 
 def add(fleet, plan, *, signer=None, name=""):
@@ -30,12 +19,9 @@ def add(fleet, plan, *, signer=None, name=""):
     write_private(path.with_name(name) if name else path, encode(package))
 
 
-def test_a_fleet_without_runs_has_none(fleet):
-    assert signed_plans(fleet, pytest.fail) == []
-
-
 def test_runs_are_listed_by_number(fleet):
     """Runs are listed by number and not by file name."""
+    assert signed_plans(fleet, pytest.fail) == []
     for run, name in ((12, "a.run"), (3, "c.run"), (7, "b.run")):
         add(fleet, run_plan(run=run), name=name)
     (fleet.path / "runs" / "notes.txt").write_text("not a run")
@@ -60,15 +46,10 @@ def test_file_of_no_run_is_skipped(fleet):
 
 
 def test_summary():
+    """A run for some devices names their label in its line, and one with a keeper that keeper; others neither."""
     plan = run_plan(run=5, rounds=7, min_contributors=3, weighting="uniform", norm_noise=0.1, mode="rotation")
     chosen = {name: getattr(plan.recipe, name) for name in knobs(Recipe)}
     assert summary(plan) == {"run": 5, "algorithm": "fedavg", "keeper": "", **chosen}
-
-
-def test_a_line_names_devices_and_keeper():
-    """A run for some devices names their label, and one with a keeper that keeper; others neither."""
-    every = summary(run_plan())
-    assert not {"only", "keeper"} & set(summary_line(every).split())
-    assert summary_line({**every, "only": "site=berlin", "keeper": "box"}).endswith(
-        ", for site=berlin only, keeper box"
-    )
+    assert not {"only", "keeper"} & set(summary_line(summary(plan)).split())
+    line = summary_line({**summary(plan), "only": "site=berlin", "keeper": "box"})
+    assert line.endswith(", for site=berlin only, keeper box")

@@ -52,34 +52,26 @@ def test_typed_once_to_open_twice_to_make(typed):
     assert len(prompts) == 2
 
 
-def test_two_entries_that_differ_are_refused(typed):
-    typed("correct horse", "correct house")
-    with pytest.raises(ConfigError, match="the two passphrases differ"):
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [(("correct horse", "correct house"), "the two passphrases differ"), (("short", "short"), "at least 8 characters")],
+)
+def test_unfit_entries_are_refused(typed, answers, message):
+    typed(*answers)
+    with pytest.raises(ConfigError, match=message):
         ask(twice=True)
 
 
-def test_a_short_passphrase_is_refused(typed):
-    typed("short")
-    with pytest.raises(ConfigError, match="at least 8 characters"):
-        ask()
-
-
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_file_comes_before_the_terminal(tmp_path, monkeypatch, typed, end):
-    """A file comes before the terminal and its line end does not count."""
+@pytest.mark.parametrize("name", ["word", "link"])
+def test_file_comes_before_the_terminal(tmp_path, monkeypatch, typed, end, name):
+    """Its line end does not count. A link is followed: a service manager links a secret into a directory."""
     write_private(tmp_path / "word", b" correct horse " + end)
-    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "word"))
+    (tmp_path / "link").symlink_to("word")
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / name))
     prompts = typed()
     assert opens(ask(twice=True), b" correct horse ")
     assert prompts == []
-
-
-def test_a_link_to_the_file_is_followed(tmp_path, monkeypatch):
-    """A person named it, as a secret that a service manager links into a directory."""
-    write_private(tmp_path / "word", b"correct horse")
-    (tmp_path / "link").symlink_to("word")
-    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "link"))
-    assert opens(ask(), b"correct horse")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from aggregator import membership as aggregators
-from shoal.errors import BrokerUnreachableError, NotReadyError
+from shoal.errors import NotReadyError
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.reader import read_models
 from shoal.transport.mqtt import MqttTransport
@@ -48,9 +48,3 @@ def test_broker_without_a_run_is_left(tmp_path, broker):
     assert told == ["waiting for the announcement of the last round"]
     with pytest.raises(NotReadyError, match="no round is announced"):
         reader.finished_run()
-
-
-def test_no_broker_is_an_error(tmp_path):
-    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
-    with pytest.raises(BrokerUnreachableError):
-        read_models(fleet, 1.0, lambda _: None)

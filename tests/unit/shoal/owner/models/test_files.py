@@ -24,6 +24,7 @@ from shoal.owner.models.files import (
 )
 from shoal.owner.models.final_round import FinalModel, FinishedRun, OpenedState
 from shoal.protocol.states import StateId
+from shoal.util.files import write_private
 from tests.helpers import own_trainers
 from tests.helpers.plans import run_plan
 from tests.helpers.refusals import refused
@@ -66,13 +67,17 @@ def names(folder):
 
 
 def test_written_as_onnx_and_by_name(place):
-    """A model is written as onnx and as parameters by name."""
+    """A model is written as ONNX and as parameters by name, the same each time, with the digests of its files."""
     owner, out = place
-    document = write_models(finished(0, 2), owner, out)
+    document = write_models(finished(2, 0), owner, out)
     assert names(out) == ["model-0.npz", "model-0.onnx", "model-2.npz", "model-2.onnx", LIST_FILE]
     assert json.loads((out / LIST_FILE).read_text()) == document
-    assert [e["model"] for e in document["models"]] == [0, 2]
-    assert document["models"][1]["made_in"] == {"model": 2, "round": 5}
+    assert sorted(e["model"] for e in document["models"]) == [0, 2]
+    (entry,) = [e for e in document["models"] if e["model"] == 2]
+    assert entry["made_in"] == {"model": 2, "round": 5}
+    for kind in ("onnx", "state"):
+        data = (out / entry[kind]["file"]).read_bytes()
+        assert (entry[kind]["bytes"], entry[kind]["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     with np.load(out / "model-2.npz", allow_pickle=False) as found:
         arrays = {name: found[name] for name in found}
     assert {n: a.shape for n, a in arrays.items()} == {p.name: p.shape for p in BUNDLE.manifest.parameters}
@@ -81,23 +86,9 @@ def test_written_as_onnx_and_by_name(place):
     (outputs,) = ort.InferenceSession((out / "model-2.onnx").read_bytes()).run(["outputs"], {"x": x})
     assert outputs.shape == (5, 3)
     assert out.stat().st_mode & 0o777 == 0o700
-
-
-def test_the_digests_are_those_of_the_files(place):
-    owner, out = place
-    for entry in write_models(finished(1), owner, out)["models"]:
-        for kind in ("onnx", "state"):
-            data = (out / entry[kind]["file"]).read_bytes()
-            assert (entry[kind]["bytes"], entry[kind]["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-
-
-def test_the_same_models_give_the_same_bytes(place):
-    owner, out = place
-    for folder in (out, out.with_name("again")):
-        write_models(finished(0, 1), owner, folder)
-    assert {n: (out / n).read_bytes() for n in names(out)} == {
-        n: (out.with_name("again") / n).read_bytes() for n in names(out)
-    }
+    again = out.with_name("again")
+    write_models(finished(2, 0), owner, again)
+    assert {n: (out / n).read_bytes() for n in names(out)} == {n: (again / n).read_bytes() for n in names(again)}
 
 
 def test_own_code_has_a_flat_vector(place):
@@ -113,19 +104,26 @@ def test_own_code_has_a_flat_vector(place):
 
 
 def test_nothing_is_replaced_without_force(place):
-    """Nothing is replaced without force and no stale model stays."""
+    """Nothing is replaced without force and no stale model stays; other folders are refused in any case."""
     owner, out = place
     write_models(finished(0, 1), owner, out)
     before = {n: (out / n).read_bytes() for n in names(out)}
     with refused(ConfigError, "holds models already", hint="--force"):
         write_models(finished(2), owner, out)
     assert {n: (out / n).read_bytes() for n in names(out)} == before
-    write_models(finished(2), owner, out, force=True)
+    document = write_models(finished(2, missing={3: "no device has sealed it"}), owner, out, force=True)
     assert names(out) == ["model-2.npz", "model-2.onnx", LIST_FILE]
+    assert not document["complete"]
+    assert document["missing"] == [{"model": 3, "reason": "no device has sealed it"}]
+    write_private(out.with_name("home") / "thesis.tex", b"")
+    with pytest.raises(ConfigError, match=re.escape("holds other things, such as thesis.tex")):
+        check_folder(owner, out.with_name("home"), force=True)
+    with pytest.raises(ConfigError, match="lies in the owner's directory"):
+        check_folder(owner, owner / "models", force=False)
 
 
 def test_cut_output_is_completed_with_force(place):
-    """An output that was cut short counts as models and is completed with force."""
+    """An output that was cut short counts as models; a folder that can't be completed is without its list."""
     owner, out = place
     out.mkdir(mode=0o700)
     (out / "model-0.onnx").write_bytes(b"half")
@@ -134,33 +132,10 @@ def test_cut_output_is_completed_with_force(place):
         check_folder(owner, out, force=False)
     write_models(finished(1), owner, out, force=True)
     assert names(out) == ["model-1.npz", "model-1.onnx", LIST_FILE]
-
-
-def test_other_folders_are_refused(place):
-    owner, out = place
-    out.mkdir()
-    (out / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=re.escape("holds other things, such as thesis.tex")):
-        check_folder(owner, out, force=True)
-    with pytest.raises(ConfigError, match="lies in the owner's directory"):
-        check_folder(owner, owner / "models", force=False)
-
-
-def test_folder_without_list_is_incomplete(place):
-    """Without its list a folder is incomplete."""
-    owner, out = place
-    write_models(finished(0), owner, out)
     broken = dataclasses.replace(finished(0), models=(model(1), model(2, theta=np.full_like(THETA[0], np.nan))))
     with pytest.raises(TaskError, match="not finite"):
         write_models(broken, owner, out, force=True)
     assert LIST_FILE not in names(out)
-
-
-def test_missing_models_are_listed(place):
-    owner, out = place
-    document = write_models(finished(0, missing={3: "no device has sealed it"}), owner, out)
-    assert not document["complete"]
-    assert document["missing"] == [{"model": 3, "reason": "no device has sealed it"}]
 
 
 def test_arrays_of_any_name_are_archived(tmp_path):
@@ -191,24 +166,6 @@ def test_torch_loads_the_parameters(compile_once, tmp_path):
 # --------------------------------------------------------------------------------------------------------- read again
 
 
-def test_written_models_are_read_again(place):
-    """The models that were written are read again."""
-    owner, out = place
-    write_models(finished(2, 0), owner, out)
-    found = read_models(out, BUNDLE)
-    assert list(found) == [0, 2]
-    for number, theta in found.items():
-        assert theta.dtype == np.float32
-        assert np.array_equal(theta, THETA[number])
-
-
-def test_models_of_another_task_are_refused(place):
-    owner, out = place
-    write_models(finished(0), owner, out)
-    with pytest.raises(TaskError, match="of another task"):
-        read_models(out, logistic_bundle(4, 2))
-
-
 @pytest.mark.parametrize("text", ["no json", "[]", "{}", '{"models": [{"model": 0}], "task": {"digest": ""}}'])
 def test_folder_without_list_is_refused(place, text):
     """A folder without a list of models is refused."""
@@ -216,19 +173,6 @@ def test_folder_without_list_is_refused(place, text):
     write_models(finished(0), owner, out)
     (out / LIST_FILE).write_text(text)
     with pytest.raises(ConfigError, match="is no list of models"):
-        read_models(out, BUNDLE)
-
-
-def test_list_is_believed_about_its_folder(place):
-    """A list is believed only about files of its own folder."""
-    owner, out = place
-    document = write_models(finished(0), owner, out)
-    outside = out.with_name("model-0.npz")
-    outside.write_bytes((out / "model-0.npz").read_bytes())
-    outside.chmod(0o600)
-    document["models"][0]["state"]["file"] = "../model-0.npz"
-    (out / LIST_FILE).write_text(json.dumps(document))
-    with pytest.raises(IntegrityError, match="is not the file"):
         read_models(out, BUNDLE)
 
 
@@ -241,10 +185,17 @@ def listed(out, document, arrays):
 
 
 def test_unlisted_or_damaged_is_refused(place):
-    """Another file than the listed one is refused and so is one that is damaged."""
+    """So is another file than the listed one, and one outside of the folder, about which a list is not believed."""
     owner, out = place
     document = write_models(finished(0), owner, out)
     arrays = state_dict(BUNDLE.manifest, THETA[0].copy())
+    write_private(out.with_name("model-0.npz"), (out / "model-0.npz").read_bytes())
+    document["models"][0]["state"]["file"] = "../model-0.npz"
+    (out / LIST_FILE).write_text(json.dumps(document))
+    with pytest.raises(IntegrityError, match="is not the file"):
+        read_models(out, BUNDLE)
+    document["models"][0]["state"]["file"] = "model-0.npz"
+    (out / LIST_FILE).write_text(json.dumps(document))
     (out / "model-0.npz").write_bytes(npz_bytes(arrays) + b"x")
     with pytest.raises(IntegrityError, match=r"is not the file that models\.json lists"):
         read_models(out, BUNDLE)
@@ -258,8 +209,16 @@ def test_unlisted_or_damaged_is_refused(place):
 def test_models_come_from_the_broker_alike(place):
     """The models of a run are the same from the broker and from a folder, and of another task from neither."""
     owner, out = place
-    write_models(finished(0, 2), owner, out)
-    fetched = models_of(finished(0, 2), BUNDLE)
-    assert {m: t.tobytes() for m, t in read_models(out, BUNDLE).items()} == {m: t.tobytes() for m, t in fetched.items()}
+    write_models(finished(2, 0), owner, out)
+    found = read_models(out, BUNDLE)
+    assert list(found) == [0, 2]
+    assert {m: (t.dtype, t.tobytes()) for m, t in found.items()} == {
+        m: (np.float32, THETA[m].tobytes()) for m in (0, 2)
+    }
+    assert {m: t.tobytes() for m, t in models_of(finished(2, 0), BUNDLE).items()} == {
+        m: THETA[m].tobytes() for m in (0, 2)
+    }
+    with pytest.raises(TaskError, match="of another task"):
+        read_models(out, logistic_bundle(4, 2))
     with pytest.raises(TaskError, match="the models of run 1 are of another task"):
         models_of(finished(0), logistic_bundle(4, 2))

@@ -19,6 +19,7 @@ from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from crypto.seal.identity import Identity, open_document
 from edge_client.run.policy import origins_purpose, task_purpose
+from shoal import limits
 from shoal.errors import ConfigError, UsageError
 from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.keys.directory import FleetDirectory
@@ -39,7 +40,7 @@ from shoal.owner.runs.plan import (
 )
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import Capabilities, Roster, RunPackage, RunPlan
-from shoal.protocol.recipe import LocalTraining, Recipe, as_settings
+from shoal.protocol.recipe import LocalTraining, as_settings
 from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.fleets import FULL_BATCH, make_fleet
@@ -53,6 +54,7 @@ LARGER = logistic_bundle(12)
 """With coordinates for two workers."""
 OPTIONS = a_recipe("fedavg", rounds=4, local=FULL_BATCH, min_contributors=1)
 ORIGINS = np.arange(BUNDLE.length, dtype=np.float32)[None]
+FIGURES = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
 
 
 @pytest.fixture
@@ -64,12 +66,18 @@ def fleet(tmp_path):
 
 
 def test_draft_allocates_nothing(fleet):
-    """Neither a draft nor an unknown setting allocates anything."""
+    """Neither does an unknown setting; a plan names the key version and allocates a run number alone."""
+    fleet.rotate()
     before = FleetDirectory(fleet.path).secrets
     assert draft_plan(fleet, BUNDLE, OPTIONS).origins == 1
     with pytest.raises(ConfigError):
         make_plan(fleet, BUNDLE, a_recipe("fedavg", settings={"nonsense": "1"}))
+    with pytest.raises(ConfigError, match="no algorithm 'fedsum'"):
+        origins_needed(a_recipe("fedsum"))
     assert FleetDirectory(fleet.path).secrets == before
+    plan = make_plan(fleet, BUNDLE, OPTIONS)
+    assert (plan.run, plan.key_version) == (before.next_run, fleet.roster.keys_since)
+    assert FleetDirectory(fleet.path).secrets == dataclasses.replace(before, next_run=plan.run + 1)
 
 
 def test_unsupported_mask_mode_is_refused(fleet, monkeypatch):
@@ -77,11 +85,6 @@ def test_unsupported_mask_mode_is_refused(fleet, monkeypatch):
     monkeypatch.setattr(FedAvg, "modes", frozenset({"none"}))
     with pytest.raises(ConfigError, match="fedavg does not work in mask mode rotation"):
         draft_plan(fleet, BUNDLE, OPTIONS)
-
-
-def test_the_plan_has_the_recipe(fleet):
-    chosen = dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0, robust="off", mode="permutation", seed=3)
-    assert make_plan(fleet, BUNDLE, chosen).recipe == chosen
 
 
 def test_a_seed_is_used_or_drawn(fleet):
@@ -94,48 +97,52 @@ def test_a_seed_is_used_or_drawn(fleet):
 
 
 def test_plan_has_fleet_task_and_settings(fleet):
-    """A plan has the fleet the task and the sorted settings."""
-    settings = {"restarts": "2", "k": "3", "restart_rounds": "1"}
-    chosen = dataclasses.replace(OPTIONS, algorithm="ifca", settings=as_settings(settings))
+    """A plan has the fleet the task and the recipe with sorted settings."""
+    settings = as_settings({"restarts": "2", "k": "3", "restart_rounds": "1"})
+    chosen = dataclasses.replace(OPTIONS, max_samples=7, weight_cap=0.0, robust="off", mode="permutation", seed=3)
+    chosen = dataclasses.replace(chosen, algorithm="ifca", settings=settings)
     plan = make_plan(fleet, BUNDLE, chosen)
     assert (plan.fleet, plan.run, plan.roster_sequence) == ("reef", 1, fleet.roster.sequence)
     assert plan.task_digest == BUNDLE.digest
     assert [(s.name, s.value) for s in plan.recipe.settings] == [("k", "3"), ("restart_rounds", "1"), ("restarts", "2")]
+    assert dataclasses.replace(plan.recipe, settings=settings) == chosen
     assert plan.origins == origins_needed(chosen) == 6
     assert plan.max_models >= plan.origins
     assert [(s.name, s.length) for s in plan.segments] == [("cluster", BUNDLE.length)]
 
 
-def test_training_defaults_to_the_tasks(fleet):
+OWN, OF_TASK = LocalTraining(epochs=3, lr=0.5), BUNDLE.manifest.hyper
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "pretrain"),
+    [
+        ({"local": None}, OF_TASK, OF_TASK),
+        ({"local": OWN}, OWN, OWN),
+        ({"local": None, "pretrain": OWN}, OF_TASK, OWN),
+    ],
+)
+def test_training_defaults_to_the_tasks(fleet, changes, local, pretrain):
     """Local training defaults to the tasks and pretraining to local."""
-    own = LocalTraining(epochs=3, lr=0.5)
-    of_task = BUNDLE.manifest.hyper
-    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None))
-    assert (plan.local, plan.pretrain) == (of_task, of_task)
-    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=own))
-    assert (plan.local, plan.pretrain) == (own, own)
-    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, local=None, pretrain=own))
-    assert (plan.local, plan.pretrain) == (of_task, own)
+    plan = draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
+    assert (plan.local, plan.pretrain) == (local, pretrain)
 
 
 def test_run_needs_aggregator_and_a_device(tmp_path):
     empty = FleetDirectory.create(tmp_path / "empty", "reef", "mqtt://broker.example")
-    for add in (
-        lambda: empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE)),
-        lambda: empty.add_device(device_card(Identity.generate("dev-1"))),
-        lambda: empty.revoke("dev-1"),
-    ):
-        if empty.roster.active():
-            draft_plan(empty, BUNDLE, OPTIONS)
-        else:
-            with refused(
-                ConfigError,
-                "needs an aggregator and at least one device",
-                hint_is="shoal-fleet add-aggregator, shoal-fleet add-device",
-            ):
-                draft_plan(empty, BUNDLE, OPTIONS)
-        add()
-    with pytest.raises(ConfigError, match="at least one device"):
+    needed = {
+        "match": "needs an aggregator and at least one device",
+        "hint_is": "shoal-fleet add-aggregator, shoal-fleet add-device",
+    }
+    with refused(ConfigError, **needed):
+        draft_plan(empty, BUNDLE, OPTIONS)
+    empty.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    with refused(ConfigError, **needed):
+        draft_plan(empty, BUNDLE, OPTIONS)
+    empty.add_device(device_card(Identity.generate("dev-1")))
+    draft_plan(empty, BUNDLE, OPTIONS)
+    empty.revoke("dev-1")
+    with refused(ConfigError, **needed):
         draft_plan(empty, BUNDLE, OPTIONS)
 
 
@@ -160,12 +167,6 @@ def test_revealing_setting_is_refused(fleet, changes, message, hint):
         draft_plan(fleet, BUNDLE, dataclasses.replace(OPTIONS, **changes))
 
 
-def test_unknown_algorithm_has_no_origins():
-    """The number of origins is refused for an unknown algorithm."""
-    with pytest.raises(ConfigError, match="no algorithm 'fedsum'"):
-        origins_needed(a_recipe("fedsum"))
-
-
 def open_sealed(fleet, key, sealed):
     head, at = read_head(sealed)
     return head.purpose, bytes(open_from_group(key, sealed, head, at, fleet.owner.member.sign_key))
@@ -176,15 +177,6 @@ def round_0(fleet, plan, number=None):
     key = VersionKey("reef", plan.key_version, fleet.secrets.version_secret)
     key.skip_to_run(number or plan.run)
     return GroupKey("reef", "content", key.begin_run(plan.run_id).take().content)
-
-
-def test_plan_takes_a_run_number_alone(fleet):
-    """A plan names the key version and allocates a run number alone."""
-    fleet.rotate()
-    before = fleet.secrets
-    plan = make_plan(fleet, BUNDLE, OPTIONS)
-    assert (plan.run, plan.key_version) == (before.next_run, fleet.roster.keys_since)
-    assert FleetDirectory(fleet.path).secrets == dataclasses.replace(before, next_run=plan.run + 1)
 
 
 @pytest.mark.parametrize("earlier", [0, 3])
@@ -210,12 +202,15 @@ def test_round_0_seals_task_and_origins(fleet, earlier):
 
 
 def test_earlier_key_version_is_not_written(fleet):
-    """A plan of an earlier key version is not written."""
+    """A plan of an earlier key version is not written, and has no masks here."""
     plan = make_plan(fleet, BUNDLE, OPTIONS)
     fleet.rotate()
-    with refused(ConfigError, f"for key version {plan.key_version}, and the fleet's is", hint_is="sign the run again"):
+    earlier = f"for key version {plan.key_version}, and the fleet's is"
+    with refused(ConfigError, earlier, hint_is="sign the run again"):
         write_run(fleet, plan, BUNDLE, ORIGINS)
     assert not run_file(fleet.path, plan.run).exists()
+    with pytest.raises(ConfigError, match=earlier):
+        run_chain(fleet, plan)
 
 
 @pytest.mark.parametrize("shape", [(2, BUNDLE.length), (1, BUNDLE.length - 1), (BUNDLE.length,)])
@@ -229,9 +224,7 @@ def test_other_shapes_origins_write_nothing(fleet, shape):
 
 def test_figures_task_has_an_origin_of_zeros(fleet):
     """The last origin is the model of the statistics: `aggregator.strategies.statistics`."""
-    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
-    plain = logistic_bundle()
-    bundle = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=data))
+    plain, bundle = logistic_bundle(), logistic_bundle(data=FIGURES)
     plan = make_plan(fleet, bundle, a_recipe("fedavg", min_contributors=1))
     assert (plan.statistics, plan.origins, plan.max_models) == (True, 2, 3)
     assert plan.without_statistics.origins == 1
@@ -242,20 +235,19 @@ def test_figures_task_has_an_origin_of_zeros(fleet):
         make_plan(fleet, plain, a_recipe("fedavg", {"statistics": "on"}))
 
 
-def test_too_many_features_are_refused(fleet, monkeypatch):
-    """Federated figures of more features than a device hides are refused."""
-    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
-    monkeypatch.setattr("shoal.limits.MAX_STATISTICS", 8)
-    with refused(ConfigError, "of 4 features are more than a device can hide", hint="--standardise local"):
-        make_plan(fleet, logistic_bundle(data=data), a_recipe("fedavg", min_contributors=1))
-
-
-@pytest.mark.parametrize("ways", [{"precision_up": "int8"}, {"precision_down": "float16"}])
-def test_federated_figures_are_not_rounded(fleet, ways):
-    data = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, standardise="federated")
-    bundle = logistic_bundle(data=data)
-    with refused(ConfigError, "needs float32 both ways", hint="--standardise local"):
-        make_plan(fleet, bundle, a_recipe("fedavg", **ways))
+@pytest.mark.parametrize(
+    ("ways", "most", "message"),
+    [
+        ({"precision_up": "int8"}, limits.MAX_STATISTICS, "needs float32 both ways"),
+        ({"precision_down": "float16"}, limits.MAX_STATISTICS, "needs float32 both ways"),
+        ({"min_contributors": 1}, 8, "of 4 features are more than a device can hide"),
+    ],
+)
+def test_federated_figures_are_not_rounded(fleet, monkeypatch, ways, most, message):
+    """Nor are they of more features than a device hides."""
+    monkeypatch.setattr(limits, "MAX_STATISTICS", most)
+    with refused(ConfigError, message, hint="--standardise local"):
+        make_plan(fleet, logistic_bundle(data=FIGURES), a_recipe("fedavg", **ways))
 
 
 MODELS = {0: np.zeros(3, np.float32), 4: np.ones(3, np.float32)}
@@ -326,7 +318,6 @@ def told(algorithm, count, settings=None, **changes):
 @pytest.mark.parametrize(
     ("algorithm", "count", "settings"),
     [
-        ("fedavg", 3, {}),
         ("ifca", 6, {"k": 2}),
         ("one-shot", 6, {"k": 2}),
         ("fesem", 6, {}),
@@ -335,46 +326,47 @@ def told(algorithm, count, settings=None, **changes):
     ],
 )
 def test_as_many_as_clusters_need(algorithm, count, settings):
-    """With one fewer the owner gets a warning; a single model with fewer devices never changes and is refused."""
+    """With one fewer the owner gets a warning."""
     assert told(algorithm, count, settings) == []
-    if algorithm == "fedavg":
-        with pytest.raises(ConfigError, match=r"min_contributors 3 wants 3 devices .* there are 2"):
-            told(algorithm, 2)
-        return
     (doubt,) = told(algorithm, count - 1, settings)
     assert "a cluster of fewer devices than min_contributors keeps its starting model" in doubt
 
 
-def test_what_cfl_can_not_split_is_told():
-    assert "CFL can't split 5 devices: each side needs min_contributors, 3 of them" in told("cfl", 5)[0]
-
-
-def test_inter_group_leaves_means_plain():
-    """Inter group aggregation leaves means plain."""
-    scaled = {"capabilities": Capabilities(pretrain=True, scale=True)}
-    (doubt,) = told("fedgroup", 9, {"eta_g": 0.1}, robust="rfa", **scaled)
-    assert "robust rfa has no effect" in doubt
-    assert told("fedgroup", 9, {"eta_g": 0.1}, robust="off", **scaled) == []
-
-
-def test_drawn_devices_count():
-    """Devices drawn for a round are what counts."""
-    assert "CFL can't split 5 devices a round" in told("cfl", 10, participation=0.5)[0]
+def test_single_model_needs_enough_devices():
+    """With fewer it would never change."""
+    assert told("fedavg", 3) == []
+    with pytest.raises(ConfigError, match=r"min_contributors 3 wants 3 devices .* there are 2"):
+        told("fedavg", 2)
     with pytest.raises(ConfigError, match="draws 2 of 10 devices for a round"):
         told("fedavg", 10, participation=0.2)
 
 
-def test_given_clusters_take_turns():
-    """Given clusters take turns so all devices count."""
-    assert told("ifca", 10, {"k": 2}, participation=0.5) == []
-    assert "5 devices for 2 clusters" in told("ifca", 5, {"k": 2}, participation=0.7)[0]
-    assert "5 devices a round for 6 clusters" in told("ifca", 10, {"k": 6}, participation=0.5, min_contributors=1)[0]
+SCALED = {"capabilities": Capabilities(pretrain=True, scale=True)}
 
 
-@pytest.mark.parametrize("algorithm", ["ifca", "one-shot", "fedgroup"])
-def test_unknown_number_raises_no_doubt(algorithm):
-    """A number of clusters that is to be found raises no doubt."""
-    assert told(algorithm, 4) == []
+@pytest.mark.parametrize(
+    ("algorithm", "count", "settings", "changes", "doubt"),
+    [
+        ("cfl", 5, {}, {}, "CFL can't split 5 devices: each side needs min_contributors, 3 of them"),
+        ("cfl", 10, {}, {"participation": 0.5}, "CFL can't split 5 devices a round"),
+        ("fedgroup", 9, {"eta_g": 0.1}, {"robust": "rfa", **SCALED}, "robust rfa has no effect"),
+        ("fedgroup", 9, {"eta_g": 0.1}, {"robust": "off", **SCALED}, None),
+        ("ifca", 10, {"k": 2}, {"participation": 0.5}, None),
+        ("ifca", 5, {"k": 2}, {"participation": 0.7}, "5 devices for 2 clusters"),
+        ("ifca", 10, {"k": 6}, {"participation": 0.5, "min_contributors": 1}, "5 devices a round for 6 clusters"),
+        ("ifca", 4, {}, {}, None),
+        ("one-shot", 4, {}, {}, None),
+        ("fedgroup", 4, {}, {}, None),
+    ],
+    ids=[
+        *("a split", "a split of drawn devices", "plain means", "means as asked for", "given clusters take turns"),
+        *("few for two", "few for six", "ifca finds k", "one-shot finds k", "fedgroup finds k"),
+    ],
+)
+def test_what_can_not_work_is_doubted(algorithm, count, settings, changes, doubt):
+    """Devices drawn for a round are what counts; a number of clusters that is to be found raises no doubt."""
+    found = told(algorithm, count, settings, **changes)
+    assert (found == []) if doubt is None else (doubt in found[0])
 
 
 @pytest.mark.parametrize(
@@ -416,13 +408,3 @@ def test_owner_derives_masks_of_the_uploads(tmp_path):
         ids = [round_mask(owner, fleet.plan, round_).key_id for round_ in (1, 2, 3)]
         assert len(set(ids)) == 3
         assert kept == ids[1]
-
-
-def test_earlier_plan_has_no_masks_here(tmp_path):
-    """A plan of an earlier key version has no masks here."""
-    with make_fleet(tmp_path / "fleet") as fleet:
-        owner = fleet.stage.fleet
-        plan = make_plan(owner, logistic_bundle(), Recipe("fedavg", min_contributors=1))
-        owner.rotate()
-        with pytest.raises(ConfigError, match=f"for key version {plan.key_version}, and the fleet's is"):
-            run_chain(owner, plan)
