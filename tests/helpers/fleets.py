@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import json
+import math
 import os
 import tempfile
 from collections import defaultdict
@@ -10,9 +12,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet
+from shoal_lab.loopback.fleet import BROKER_URL, LoopbackFleet, draw_origins
 from shoal_lab.loopback.transport import Hop
+from typer.testing import CliRunner
 
+from aggregator.cli import app
+from aggregator.status.live_file import LiveFile
 from crypto.seal.envelope import GroupKey, open_from_group, open_from_member, read_head, seal_to_group, seal_to_member
 from crypto.seal.identity import Identity
 from edge_client.learning.data import Dataset
@@ -23,11 +28,12 @@ from shoal.protocol.chunking import ChunkKind, parse, split
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.messages import Announcement, Control, Sealed, Upload
 from shoal.protocol.reassembly import Reassembler
-from shoal.protocol.recipe import LocalTraining
+from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.protocol.topics import Topics
 from shoal.simulation.process_fleet import Stage
 from shoal.transport.base import Message
 from shoal.transport.retained import RetainedPublisher
+from shoal.util.files import exclusive
 from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import logistic_bundle
 
@@ -128,14 +134,78 @@ def make_exact_fleet(root, data=None, **options):
     return make_fleet(root, data, **{"mode": "permutation", **options})
 
 
-def publish(fleet):
-    """Let the owner connect, read the retained messages, and publish roster and keys."""
-    fleet.publish()
-
-
 def thetas(fleet):
     """Return device -> bytes of the model it ended with."""
     return {name: fleet.model(name).theta.tobytes() for name in fleet.stage.devices}
+
+
+def events(records, *kinds):
+    """Return the events of these kinds in the records, in order."""
+    return [e for r in records for e in r["events"] if e["kind"] in kinds]
+
+
+def restart_aggregator(fleet, steps=0):
+    """Kill the aggregator, and start it again after ``steps`` steps of the others."""
+    fleet.kill_aggregator()
+    for _ in range(steps):
+        fleet.step()
+    fleet.revive_aggregator()
+
+
+def restart_device(fleet, name, data=None, steps=0):
+    """Kill a device, and start it again after ``steps`` steps of the others; with other data if they are given."""
+    fleet.kill_device(name)
+    for _ in range(steps):
+        fleet.step()
+    fleet.revive_device(name, data)
+
+
+def begin_run(fleet, *, bundle=None, **options):
+    """Let the owner sign another run, by default FedAvg of two full-batch rounds, and the aggregator begin it."""
+    bundle = bundle or fleet.bundle
+    chosen = Recipe("fedavg", **{"rounds": 2, "min_contributors": 1, "seed": 5, "local": FULL_BATCH, **options})
+    fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, chosen.seed), chosen)
+    fleet.serve_newest()
+
+
+def status_of(fleet, *options):
+    """Write the facts of the daemon, and return what ``shoal-aggregator status`` prints beside it; a document for --json."""
+    directory = fleet.stage.aggregator_dir
+    if fleet.service is not None:
+        LiveFile(directory, fleet.service.watch).keep_up(fleet.service.facts, fleet.now_s)
+    with nullcontext() if fleet.service is None else exclusive(directory, wait_s=0, hint=""):
+        told = CliRunner().invoke(app, ["status", str(directory), *options])
+    assert fleet.service is None or told.exit_code == 0, told.output
+    return json.loads(told.output)["data"] if options == ("--json",) else told.output
+
+
+@dataclasses.dataclass
+class Rule:
+    """Gives ``fate`` to the passages that it concerns: to all, or to the first ``left``; counts them."""
+
+    fate: tuple
+    client: str | None = None
+    ending: str = ""
+    holding: str = ""
+    hop: Hop | None = None
+    chunk: int | None = None
+    left: float = math.inf
+    hits: int = 0
+
+    def concerns(self, passage):
+        return (
+            (self.client is None or passage.client == self.client)
+            and passage.topic.endswith(self.ending)
+            and self.holding in passage.topic
+            and (self.hop is None or passage.hop is self.hop)
+            and (self.chunk is None or parse(passage.payload)[0].index == self.chunk)
+        )
+
+    def __call__(self, passage):
+        if self.hits >= self.left or not self.concerns(passage):
+            return None
+        self.hits += 1
+        return self.fate
 
 
 class Wiretap:
@@ -156,46 +226,44 @@ class Wiretap:
                 return fate
         return CLEAN
 
-    def lose(self, *, client=None, ending="", hop=None, chunk=None, times=None):
-        """Lose matching messages, all or the first ``times``; return the rule, to be given to `forgive`."""
-        left = [times]
+    def lose(self, *, times=math.inf, **which):
+        """Lose the messages that a `Rule` concerns, all or the first ``times``; return it, to be given to `forgive`."""
+        return self.delay(*LOST, times=times, **which)
 
-        def rule(passage):
-            if not concerns(passage, client, ending, hop) or left[0] == 0:
-                return None
-            if chunk is not None and parse(passage.payload)[0].index != chunk:
-                return None
-            if left[0] is not None:
-                left[0] -= 1
-            return LOST
-
-        self.rules.append(rule)
-        return rule
+    def delay(self, *seconds, times=math.inf, **which):
+        """Deliver the messages that a `Rule` concerns after so many seconds; return it, as `lose` does."""
+        self.rules.append(Rule(seconds, left=times, **which))
+        return self.rules[-1]
 
     def forgive(self, rule):
         self.rules.remove(rule)
 
-    def sent(self, *, client=None, ending="", hop=Hop.UP):
-        return [p for p in self.heard if concerns(p, client, ending, hop)]
-
-
-def concerns(passage, client, ending, hop):
-    return (
-        (client is None or passage.client == client)
-        and passage.topic.endswith(ending)
-        and (hop is None or passage.hop is hop)
-    )
+    def sent(self, *, hop=Hop.UP, **which):
+        return [p for p in self.heard if Rule(CLEAN, hop=hop, **which).concerns(p)]
 
 
 def slow_link(fleet, client, bytes_per_s, ending=""):
     """Return a wiretap's rule that delivers messages of matching topics from the broker to a client one by one at this rate."""
-    free_s = [0.0]
+    free_s, rule = [0.0], Rule(CLEAN, client, ending, hop=Hop.DOWN)
 
-    def rule(passage):
-        if not concerns(passage, client, ending, Hop.DOWN):
+    def slow(passage):
+        if not rule.concerns(passage):
             return None
         free_s[0] = max(free_s[0], fleet.now_s) + len(passage.payload) / bytes_per_s
         return (free_s[0] - fleet.now_s,)
+
+    return slow
+
+
+def all_but_the_first(fleet):
+    """Return a wiretap's rule that loses the uploads of all devices but the first that the open round has an order for."""
+    uploads = Rule(LOST, ending="/up", hop=Hop.UP)
+
+    def rule(passage):
+        first = uploads.concerns(passage) and passage.client == fleet.client_id(
+            min(fleet.service.state.plan.assignments)
+        )
+        return None if first else uploads(passage)
 
     return rule
 

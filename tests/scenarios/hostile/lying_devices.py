@@ -39,7 +39,13 @@ from shoal.protocol.shards import UploadPart
 from shoal.protocol.states import SealedCheckpoints, SealedState, Statement
 from shoal.protocol.sums import KeeperShare
 from shoal.protocol.topics import Topics
-from tests.helpers.fleets import LOST, Wiretap, make_fleet, names
+from tests.helpers.fleets import (
+    LOST,
+    Wiretap,
+    make_fleet,
+    names,
+    restart_device,
+)
 from tests.scenarios.hostile.falsehoods import falsehoods, kind_of, nested, value_at, with_false
 
 SIGNED = (
@@ -444,15 +450,13 @@ class Scene:
         missing = next((r["missing"] for r in fleet.records() if r["round"] == at), [])
         self.found.append(Told(saying, named, missing, lie))
         if lie.sent in (Presence, ReceivingNotice):
-            fleet.kill_device(liar.name)
-            fleet.revive_device(liar.name)
+            restart_device(fleet, liar.name)
 
     def _prepare(self, lie):
         """Bring about what makes the device send the message of a lie."""
         fleet, name = self.fleet, self.liar.name
         if lie.sent in (Presence, ReceivingNotice):
-            fleet.kill_device(name)
-            fleet.revive_device(name)
+            restart_device(fleet, name)
         if lie.sent is Reminder:
             return self.tap.lose(client=fleet.client_id(name), ending="/up", times=1)
         if lie.sent is Decline:

@@ -19,6 +19,7 @@ from tests.helpers.fleets import (
     grouped_data,
     inject,
     open_upload,
+    restart_aggregator,
     seal_upload,
     thetas,
     uploads_of,
@@ -174,8 +175,7 @@ def test_reversed_updates_are_left_out(tmp_path):
     scene = Hostile(tmp_path, {LIAR: reversed_with(TRAINING_SAMPLES)}, rounds=5, quorum=1.0)
     with scene.fleet as fleet:
         scene.run(until=lambda: len(fleet.records()) == 2)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         records = training(scene.run())
         named = [(e["round"], e["device"]) for r in records for e in r["events"] if e["kind"] == "stands-apart"]
         assert named == [(3, LIAR)]
@@ -201,8 +201,7 @@ def run_with_a_giant(root, *, crash):
     with scene.fleet as fleet:
         if crash:
             scene.run(until=lambda: len(fleet.records()) == 2 and uploads_of(fleet, scene.tap, "dev-00")[2:])
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
         records = training(scene.run())
         assert [set(r["refused_norm"]) for r in records] == [{GIANT}] * 4
         return [r["norms"] for r in records], thetas(fleet)["dev-00"]

@@ -7,7 +7,13 @@ import pytest
 
 from edge_client.run import held_models
 from shoal.membership.statements import sign_statement, signers_needed
-from tests.helpers.fleets import grouped_data, make_fleet, names, reasons
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    names,
+    reasons,
+    restart_device,
+)
 from tests.helpers.owner_models import reader_of
 
 FALSE = b"f" * 32
@@ -108,8 +114,7 @@ def test_abandoned_run_resumes_without_liars(tmp_path, lying):
         victims = ("dev-01", "dev-04")
         for name in victims:
             fleet.devices[name].runtime._models._store.refuse_run()
-            fleet.kill_device(name)
-            fleet.revive_device(name)
+            restart_device(fleet, name)
         fleet.run_until(lambda: fleet.closed() >= 5, 1000)
         assert left(fleet) == set(victims)
         fleet.stage.fleet.revoke("dev-00")

@@ -14,7 +14,16 @@ from shoal.protocol.messages import Presence
 from shoal.protocol.states import FORKED_ROUND, TranscriptHead
 from shoal.protocol.topics import Topics
 from shoal.transport.base import Message
-from tests.helpers.fleets import device_identity, group_key, grouped_data, make_fleet, names, same_partition, truth_of
+from tests.helpers.fleets import (
+    device_identity,
+    group_key,
+    grouped_data,
+    make_fleet,
+    names,
+    restart_device,
+    same_partition,
+    truth_of,
+)
 from tests.helpers.owner_models import reader_of
 from tests.scenarios.hostile.lying_devices import Lie, Scene, lies_of
 
@@ -190,8 +199,7 @@ def test_two_false_heads_of_12_end_nothing(tmp_path, monkeypatch, caplog, liars,
         monkeypatch.setattr(presences, "seal_to_group", seal)
         fleet.run_until(lambda: fleet.closed() >= 5, SECONDS)
         for name in liars:
-            fleet.kill_device(name)
-            fleet.revive_device(name)
+            restart_device(fleet, name)
         records = fleet.run(SECONDS)
         assert "odd one" not in caplog.text
         assert all(set(record["norms"]) >= set(names(12)) - set(liars) for record in records[:-1])

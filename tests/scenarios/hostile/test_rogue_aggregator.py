@@ -23,7 +23,6 @@ from tests.helpers.fleets import (
     device_identity,
     group_key,
     make_fleet,
-    publish,
     reasons,
     tell,
     uploads_of,
@@ -171,7 +170,7 @@ def test_no_training_under_replaced_keys(rogue):
     """A revoked device has them. The aggregator has got its new keys and does not use them for the round."""
     owner, before = rogue.fleet.stage.fleet, rogue.first.held.key_version
     owner.rotate()
-    publish(rogue.fleet)
+    rogue.fleet.publish()
     rogue.announce(rogue.round_2)
     assert rogue.sent() == [0, 0]
     rogue.announce(with_held(key_version=owner.roster.keys_since)(rogue.round_2))

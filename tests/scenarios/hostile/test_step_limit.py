@@ -13,7 +13,13 @@ from edge_client.run.policy import LIMIT_RATIO, MEAN_RATIO
 from edge_client.status import status_lines
 from edge_client.storage.state import DeviceState
 from shoal.protocol.recipe import LocalTraining
-from tests.helpers.fleets import FULL_BATCH, grouped_data, make_fleet, names
+from tests.helpers.fleets import (
+    FULL_BATCH,
+    grouped_data,
+    make_fleet,
+    names,
+    restart_device,
+)
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 CFL = {"algorithm": "cfl", "rounds": 10, "local": QUICK, "min_contributors": 3}
@@ -171,7 +177,6 @@ def test_longest_update_outlives_a_restart(tmp_path):
     """The longest update is known after a restart."""
     with make_fleet(tmp_path / "fleet", rounds=4) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
-        fleet.kill_device("dev-00")
-        fleet.revive_device("dev-00")
+        restart_device(fleet, "dev-00")
         assert fleet.devices["dev-00"].runtime._models._store.longest > 0.01
         fleet.run(60)

@@ -14,7 +14,7 @@ from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.codec import decode
 from shoal.protocol.documents import DeviceGrant, GrantFile
 from shoal.simulation.process_fleet import Stage
-from tests.helpers.fleets import Wiretap, make_fleet, names, publish, whole
+from tests.helpers.fleets import Wiretap, make_fleet, names, whole
 
 VICTIM = "dev-01"
 
@@ -71,7 +71,7 @@ def test_thief_opens_no_stored_delivery(tmp_path, monkeypatch, sealing):
         for rounds in (1, 3):
             fleet.run_until(lambda n=rounds: fleet.closed() >= n, 20)
             owner.rotate()
-            publish(fleet)
+            fleet.publish()
             secrets.append(owner.secrets)
             fleet.run_until(lambda: fleet.service.state.held.key_version == owner.roster.keys_since, 60)
         deliveries += recorded(fleet, tap)
@@ -93,7 +93,7 @@ def test_off_during_two_changes_opens_both(tmp_path):
         owner = fleet.stage.fleet
         for name in ("dev-03", "dev-04"):
             owner.revoke(name)
-            publish(fleet)
+            fleet.publish()
             fleet.run_until(lambda: fleet.service.state.held.key_version == owner.roster.keys_since, 60)
         fleet.revive_device(VICTIM)
         membership = fleet.devices[VICTIM].runtime._membership
@@ -121,10 +121,10 @@ def test_erased_key_is_reported_and_replaced(tmp_path, caplog, tap):
         owner, membership = fleet.stage.fleet, fleet.devices[VICTIM].runtime._membership
         for _ in range(limits.RECEIVING_KEYS):
             owner.rotate()
-            publish(fleet)
+            fleet.publish()
             assert membership.newest_generation == owner.roster.keys_since
         owner.rotate()
-        publish(fleet)
+        fleet.publish()
         assert membership.newest_generation < owner.roster.keys_since
         (refusal,) = [
             r.kv for r in caplog.records if "sealed to receiving key" in str(getattr(r, "kv", {}).get("reason"))
@@ -137,5 +137,5 @@ def test_erased_key_is_reported_and_replaced(tmp_path, caplog, tap):
         fleet.broker.disconnect(fleet.client_id(VICTIM))
         fleet.broker.reconnect(fleet.client_id(VICTIM))
         fleet.settle()
-        publish(fleet)
+        fleet.publish()
         assert membership.newest_generation == owner.roster.keys_since

@@ -20,6 +20,7 @@ from tests.helpers.fleets import (
     make_fleet,
     names,
     reasons,
+    restart_device,
     uploads_of,
 )
 from tests.helpers.owner_models import reader_of
@@ -68,8 +69,7 @@ class Forked:
 
     def reconnect(self):
         for device in (ONE, OTHER):
-            self.fleet.kill_device(device)
-            self.fleet.revive_device(device)
+            restart_device(self.fleet, device)
         self.fleet.settle()
 
 

@@ -19,7 +19,18 @@ from crypto.sums.ring import numbers_in
 from shoal.protocol.requests import RequestAction
 from shoal.simulation.process_fleet import Stage
 from shoal.task.data_declaration import DataDeclaration
-from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, reasons, same_partition, thetas, truth_of
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    grouped_data,
+    make_fleet,
+    reasons,
+    restart_aggregator,
+    restart_device,
+    same_partition,
+    thetas,
+    truth_of,
+)
 from tests.helpers.tasks import logistic_bundle
 
 
@@ -163,14 +174,12 @@ def test_any_party_may_be_killed(tmp_path, stages, seed, options):
             if rng.random() < 0.02:
                 party = rng.choice(["aggregator", "keeper", *fleet.stage.devices])
                 if party == "aggregator":
-                    fleet.kill_aggregator()
-                    fleet.revive_aggregator()
+                    restart_aggregator(fleet)
                 elif party == "keeper":
                     fleet.kill_keeper()
                     fleet.revive_keeper()
                 elif party in fleet.devices:
-                    fleet.kill_device(party)
-                    fleet.revive_device(party)
+                    restart_device(fleet, party)
         assert fleet.finished
         memory = KeeperMemory.load(fleet.stage.keeper_dir)
         places = [(one.run, one.round) for one in memory.opened]
@@ -218,8 +227,7 @@ def test_owner_stops_a_run_without_keeper(tmp_path, stages, restarted):
         before = fleet.closed()
         assert fleet.ask(RequestAction.STOP, run=fleet.plan.run, now=True).answer is not None
         if restarted:
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
         fleet.run(200)
         *_, last, final = (r["round"] for r in fleet.records())
         assert before < last <= before + 2

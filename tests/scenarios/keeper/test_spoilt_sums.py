@@ -9,7 +9,13 @@ from shoal_lab.loopback.fleet import BROKER_URL
 import edge_client.learning.update
 from shoal.simulation.process_fleet import Stage
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, names, thetas
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    names,
+    restart_aggregator,
+    thetas,
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +120,7 @@ def test_search_goes_on_after_restarts(tmp_path, stages, monkeypatch):
             if not fleet.finished:
                 for _ in range(closed % 5):
                     fleet.step()
-                fleet.kill_aggregator()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet)
         events = [event for record in fleet.records() for event in record["events"]]
         (found,) = [event for event in events if event["kind"] == "group-left-out"]
         assert "dev-07" in found["devices"]

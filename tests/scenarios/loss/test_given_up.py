@@ -17,6 +17,7 @@ from tests.helpers.fleets import (
     inject,
     make_fleet,
     open_upload,
+    restart_aggregator,
     seal_upload,
     uploads_of,
 )
@@ -58,8 +59,7 @@ def test_refused_upload_is_offered_again(tmp_path, tap):
         assert fleet.devices["dev-00"].runtime.session.round.stage.value == "idle"
         sent = len(uploads_of(fleet, tap, "dev-00"))
         tap.forgive(lost)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.run_until(lambda: fleet.records(), 30)
         assert (fleet.records()[0]["contributed"], fleet.records()[0]["missing"]) == (3, [])
         assert len({bytes(u) for u in uploads_of(fleet, tap, "dev-00")[: sent + 1]}) == 1

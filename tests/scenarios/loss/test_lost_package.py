@@ -5,7 +5,11 @@ from shoal_lab.loopback.fleet import draw_origins
 from shoal_lab.loopback.transport import Hop
 
 from shoal.owner.runs.plan import origins_needed
-from tests.helpers.fleets import FULL_BATCH, make_fleet
+from tests.helpers.fleets import (
+    FULL_BATCH,
+    make_fleet,
+    restart_aggregator,
+)
 from tests.helpers.plans import a_recipe
 
 OPTIONS = {"rounds": 1, "quorum": 0.5, "deadline_s": 20.0}
@@ -28,7 +32,6 @@ def test_it_finds_into_the_next_run(tmp_path, times, tap):
         origins = draw_origins(fleet.bundle.manifest, origins_needed(next_run), 2)
         fleet.plan = fleet.stage.add_run(fleet.bundle, origins, next_run)
         tap.lose(client=client, ending="/s/plan", hop=Hop.DOWN, times=times)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.run_until(lambda: runtime.following == 2, 100)
         assert fleet.run(200)[-1]["contributed"] == 3

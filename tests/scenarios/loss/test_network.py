@@ -11,7 +11,15 @@ from shoal.protocol.recipe import LocalTraining
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
-from tests.helpers.fleets import answers, concerns, make_exact_fleet, names, thetas, uploads_of
+from tests.helpers.fleets import (
+    answers,
+    concerns,
+    make_exact_fleet,
+    names,
+    restart_device,
+    thetas,
+    uploads_of,
+)
 
 UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
 
@@ -252,8 +260,7 @@ def test_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed, tap):
             return None
 
         tap.rules.append(rule)
-        fleet.kill_device("dev-02")
-        fleet.revive_device("dev-02")
+        restart_device(fleet, "dev-02")
         fleet.run_until(lambda: fleet.now_s > 5, 10)
         assert late
         tap.forgive(hold)

@@ -1,6 +1,10 @@
 """Brokers that break a promise: no retained messages for wildcards, a lost subscription, lost presences of devices."""
 
-from tests.helpers.fleets import LOST, make_fleet
+from tests.helpers.fleets import (
+    LOST,
+    make_fleet,
+    restart_aggregator,
+)
 
 
 def test_device_restarts_without_wildcards(tmp_path):
@@ -14,8 +18,7 @@ def test_device_restarts_without_wildcards(tmp_path):
             fleet.revive_device(name)
         fleet.run_until(lambda: fleet.closed() >= 2, 200)
         fleet.kill_device("dev-00")
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.run_until(lambda: fleet.closed() >= 3 or "dev-00" in fleet.service.status(), 200)
         fleet.revive_device("dev-00")
         records = fleet.run(400)

@@ -17,6 +17,8 @@ from tests.helpers.fleets import (
     answers,
     grouped_data,
     make_exact_fleet,
+    restart_aggregator,
+    restart_device,
     thetas,
     uploads_of,
 )
@@ -59,9 +61,7 @@ def test_stored_uploads_count_once(tmp_path, algorithm, at_round, tap):
         stored = answers(fleet, tap, "dev-00")[-1]
         assert (stored.action, stored.round) == (Action.ACK, at_round)
         before = len(uploads_of(fleet, tap, "dev-00"))
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         fleet.settle()
         assert f"round {at_round}: 4 of 6" in fleet.service.status()
         assert len(uploads_of(fleet, tap, "dev-00")) == before
@@ -99,9 +99,7 @@ def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
 
@@ -111,9 +109,7 @@ def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
-        fleet.kill_device("dev-01")
-        fleet.step()
-        fleet.revive_device("dev-01")
+        restart_device(fleet, "dev-01", steps=1)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
 
@@ -165,8 +161,7 @@ def test_death_before_sealing_repeats_work(tmp_path):
         with make_exact_fleet(tmp_path / str(die), faults=tap, local=QUICK) as fleet:
             fleet.broker.pump()
             if die:
-                fleet.kill_device("dev-01")
-                fleet.revive_device("dev-01")
+                restart_device(fleet, "dev-01")
             fleet.settle()
             tap.rules.clear()
             fleet.run(100)
@@ -180,8 +175,7 @@ def test_answered_device_trains_once(tmp_path, undisturbed, tap):
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
-        fleet.kill_device("dev-01")
-        fleet.revive_device("dev-01")
+        restart_device(fleet, "dev-01")
         fleet.settle()
         assert len(uploads_of(fleet, tap, "dev-01")) == 1
         assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK, Action.ACK]
@@ -256,6 +250,5 @@ def test_round_after_deadline_is_found_again(tmp_path, monkeypatch, tap):
         with pytest.raises(Crash):
             fleet.run(100)
         monkeypatch.undo()
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         assert [r["contributed"] for r in fleet.run(200)] == [2, 2, 2]

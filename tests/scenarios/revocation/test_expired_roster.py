@@ -6,7 +6,7 @@ import pytest
 from shoal_lab.loopback.fleet import LoopbackError
 
 from shoal.owner.keys.directory import ROSTER_LIFE_S
-from tests.helpers.fleets import make_fleet, publish, thetas, uploads_of
+from tests.helpers.fleets import make_fleet, thetas, uploads_of
 
 NAMES = ("dev-00", "dev-01", "dev-02")
 
@@ -46,7 +46,7 @@ def test_devices_wait_for_a_newer_roster(tmp_path, clock, caplog, tap):
         assert "clock" in told[0]["hint"]
         assert "shoal-fleet renew" in told[0]["hint"]
         fleet.stage.fleet.renew()
-        publish(fleet)
+        fleet.publish()
         records = fleet.run(3000)
         assert set(records[-1]["clusters"]) == set(NAMES)
         assert len(set(thetas(fleet).values())) == 1

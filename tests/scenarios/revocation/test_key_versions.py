@@ -8,7 +8,14 @@ from shoal.owner.enrolment.admission import Registrar
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.topics import TopicKind, Topics
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, names, open_upload, publish, uploads_of
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    names,
+    open_upload,
+    restart_aggregator,
+    uploads_of,
+)
 
 OPTIONS = {"quorum": 0.5, "deadline_s": 30.0}
 
@@ -45,8 +52,8 @@ def test_two_revocations_in_a_row(tmp_path, published):
         for name in ("dev-04", "dev-05"):
             fleet.stage.fleet.revoke(name)
             if published == "each":
-                publish(fleet)
-        publish(fleet)
+                fleet.publish()
+        fleet.publish()
         at = len(fleet.records())
         closed(fleet, 1)
         assert fleet.service.state.held.key_version == fleet.stage.fleet.roster.keys_since
@@ -66,7 +73,7 @@ def test_away_over_several_versions(tmp_path, rounds):
         fleet.kill_device("dev-01")
         for change in (lambda o: o.rotate(), lambda o: o.revoke("dev-05"), lambda o: o.rotate()):
             change(fleet.stage.fleet)
-            publish(fleet)
+            fleet.publish()
             closed(fleet, rounds)
         back = len(fleet.records())
         fleet.revive_device("dev-01")
@@ -82,7 +89,7 @@ def test_half_of_the_fleet_is_new(tmp_path):
         closed(fleet, 2)
         for name in ("dev-03", "dev-04", "dev-05"):
             fleet.stage.fleet.revoke(name)
-        publish(fleet)
+        fleet.publish()
         for name in ("dev-06", "dev-07", "dev-08"):
             fleet.add_device(name, data[name])
         began = len(fleet.records())
@@ -102,7 +109,7 @@ def test_a_rotation_beside_an_admission(tmp_path, tap):
         fleet.stage.add_device("dev-04")
         admitted = owner.roster.keys_since
         owner.rotate()
-        publish(fleet)
+        fleet.publish()
         fleet.revive_device("dev-04", data["dev-04"])
         began = len(fleet.records())
         records = one_model(fleet, names(5))
@@ -121,7 +128,7 @@ def test_owner_dies_before_publishing(tmp_path, published, tap):
         if published == "the roster":
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Registrar, "publish_keys", lambda *_: None)
-                publish(fleet)
+                fleet.publish()
             fleet.settle()
         else:
             closed(fleet, 2)
@@ -131,7 +138,7 @@ def test_owner_dies_before_publishing(tmp_path, published, tap):
         assert again.roster.keys_since > before
         assert again.version_key.number == again.roster.keys_since
         fleet.stage.fleet = again
-        publish(fleet)
+        fleet.publish()
         records = one_model(fleet, names(3))
         assert not trained_after(records, at + 1, "dev-03")
         assert all(v == again.roster.keys_since for r, v in versions(fleet, tap).items() if r > at + 1)
@@ -161,13 +168,12 @@ def test_device_keys_newer_than_aggregators(tmp_path, delay_s, restarts, tap):
 
         tap.rules.append(rule)
         fleet.stage.fleet.rotate()
-        publish(fleet)
+        fleet.publish()
         drawn = fleet.stage.fleet.roster.keys_since
         directories = [fleet.stage.device_dir(name) for name in names(5)]
         fleet.run_until(lambda: all(DeviceMembership(d).newest_generation == drawn for d in directories), 60)
         if restarts:
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
         records = one_model(fleet, names(5))
         assert len(records) == 11
         assert {r for r, v in versions(fleet, tap).items() if v == drawn} >= set(range(6, 11))

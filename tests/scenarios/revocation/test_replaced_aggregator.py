@@ -26,7 +26,13 @@ from shoal.protocol.recipe import Recipe
 from shoal.protocol.states import StateCertificate
 from tests.helpers import calls
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import FULL_BATCH, announce, make_fleet, names, publish
+from tests.helpers.fleets import (
+    FULL_BATCH,
+    announce,
+    make_fleet,
+    names,
+    restart_device,
+)
 from tests.helpers.sessions import hand_over
 from tests.helpers.tasks import logistic_bundle
 
@@ -67,7 +73,7 @@ def test_devices_go_over_to_the_new_one(tmp_path, name, count):
         fleet.kill_device(ASLEEP)
         fleet.run_until(lambda: fleet.closed() >= 4, 400)
         lose_aggregator(fleet, tmp_path, name)
-        publish(fleet)
+        fleet.publish()
         first = fleet.plan.run
         next_run(fleet)
         fleet.run_until(lambda: fleet.closed() >= 1, 400)
@@ -88,12 +94,12 @@ def test_sleeper_takes_part_in_the_next_run(tmp_path):
         fleet.run_until(lambda: fleet.closed() >= 1, 60)
         fleet.kill_device(ASLEEP)
         lose_aggregator(fleet, tmp_path)
-        publish(fleet)
+        fleet.publish()
         next_run(fleet)
         fleet.run(900)
         fleet.kill_aggregator()
         fleet.stage.fleet.rotate()
-        publish(fleet)
+        fleet.publish()
         fleet.broker._sessions[fleet.client_id(ASLEEP)].backlog.clear()
         fleet.revive_device(ASLEEP)
         next_run(fleet)
@@ -108,7 +114,7 @@ def test_run_in_progress_ends_keeping_models(tmp_path):
         fleet.run_until(lambda: fleet.closed() >= 3, 60)
         lose_aggregator(fleet, tmp_path)
         fleet.run_until(lambda: all(d.runtime.session.round.stage is Stage.SENDING for d in fleet.devices.values()), 60)
-        publish(fleet)
+        fleet.publish()
         next_run(fleet)
         fleet.run_until(lambda: aggregator_known_to(fleet, ASLEEP) == fleet.stage.fleet.roster.aggregator, 30)
         held = {name: fleet.model(name) for name in names(4)}
@@ -123,8 +129,7 @@ def test_run_begins_with_a_certified_model(tmp_path):
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         fleet.kill_device(ASLEEP)
         fleet.run_until(lambda: fleet.closed() >= 5, 400)
-        fleet.kill_device("dev-01")
-        fleet.revive_device("dev-01")
+        restart_device(fleet, "dev-01")
         closed = fleet.closed()
         lose_aggregator(fleet, tmp_path)
         directory, file = fleet.stage.device_dir("dev-01"), tmp_path / "dev-01.models"
@@ -182,7 +187,7 @@ def test_the_old_one_is_refused_by_devices(tmp_path):
         announcement = fleet.devices[ASLEEP].runtime.session.latest
         old = lose_aggregator(fleet, tmp_path)
         rogue = Identity.load(old / KEY_FILE)
-        publish(fleet)
+        fleet.publish()
         next_run(fleet)
         fleet.run_until(lambda: fleet.closed() >= 1, 200)
         run = fleet.plan
@@ -198,7 +203,7 @@ def test_old_one_ends_at_the_owners_roster(tmp_path):
         fleet.run_until(lambda: fleet.closed() >= 2, 60)
         first = fleet.plan
         old = lose_aggregator(fleet, tmp_path)
-        publish(fleet)
+        fleet.publish()
         new, fleet.stage.aggregator_dir = fleet.stage.aggregator_dir, old
         fleet.revive_aggregator()
         with pytest.raises(ReplacedError, match="does not name this aggregator") as caught:
@@ -223,7 +228,7 @@ def test_member_can_t_make_itself_aggregator(tmp_path):
         lose_aggregator(fleet, tmp_path)
         device = fleet.devices[ASLEEP].runtime
         roster = device._membership.roster
-        publish(fleet)
+        fleet.publish()
         liar = Identity.load(fleet.stage.device_dir("dev-01") / KEY_FILE)
         forged = bytes(64) + encode(dataclasses.replace(roster, sequence=99, aggregator=liar.member))
         with pytest.raises(ShoalError):
@@ -253,7 +258,7 @@ def test_the_fleet_goes_on_with_the_next_run(fleet, tmp_path):
     """A device was revoked and secrets were drawn since the backup; another was off for the whole change."""
     fleet.kill_device(ASLEEP)
     fleet.stage.fleet.revoke("dev-04")
-    publish(fleet)
+    fleet.publish()
     fleet.run_until(lambda: fleet.closed() >= 5, 400)
     first, newest = fleet.plan.run, fleet.stage.fleet.roster
     lose_and_restore(fleet, tmp_path)
@@ -293,7 +298,7 @@ def test_lost_run_again_blames_the_server(fleet, tmp_path, caplog):
 def test_devices_refuse_the_old_roster(fleet, tmp_path):
     """The broker has lost the owner's newest one, so that the restored aggregator publishes its own."""
     fleet.stage.fleet.revoke("dev-04")
-    publish(fleet)
+    fleet.publish()
     fleet.run_until(lambda: fleet.closed() >= 5, 400)
     newest = fleet.stage.fleet.roster
     lose_and_restore(fleet, tmp_path)

@@ -13,7 +13,6 @@ from tests.helpers.fleets import (
     make_fleet,
     names,
     open_upload,
-    publish,
     reasons,
     seal_upload,
     uploads_of,
@@ -30,7 +29,7 @@ def replace(fleet, batch):
     card = init(place, GONE).read_bytes()
     owner.burn(open_card(card))
     join(place, owner.add_device(card).read_bytes(), owner.fingerprint)
-    publish(fleet)
+    fleet.publish()
     fleet.revive_device(GONE, batch)
     return lost
 
@@ -43,7 +42,7 @@ def test_new_device_goes_on_in_the_run(tmp_path, case, caplog, tap):
         owner, old = fleet.stage.fleet, device_identity(fleet, GONE)
         if case == "revoked before":
             owner.revoke(GONE)
-            publish(fleet)
+            fleet.publish()
             fleet.run_until(lambda: fleet.closed() >= 4, 60)
         if case == "while the aggregator is away":
             fleet.kill_aggregator()
@@ -82,7 +81,7 @@ def test_run_is_for_one_label(tmp_path):
         assert (session.plan, session.missing, session.others) == (None, (), fleet.plan.run_id)
         owner.label(["dev-03"], {"site": "berlin"})
         owner.label(["dev-00"], {"site": ""})
-        publish(fleet)
+        fleet.publish()
         records = fleet.run(200)
         assert set(records[-2]["norms"]) == {"dev-01", "dev-02", "dev-03"}
         assert fleet.model("dev-03").theta.tobytes() == fleet.model("dev-01").theta.tobytes()

@@ -18,7 +18,8 @@ from tests.helpers.fleets import (
     make_fleet,
     names,
     open_upload,
-    publish,
+    restart_aggregator,
+    restart_device,
     same_partition,
     truth_of,
     uploads_of,
@@ -63,7 +64,7 @@ def test_next_round_is_under_fresh_secrets(tmp_path, restart, change, caplog, ta
             fleet.kill_aggregator()
         owner, before = fleet.stage.fleet, fleet.stage.fleet.secrets
         owner.revoke("dev-03") if change == "revoke" else owner.rotate()
-        publish(fleet)
+        fleet.publish()
         if restart:
             fleet.revive_aggregator()
         sent, started_s = len(uploads_of(fleet, tap, "dev-03")), fleet.now_s
@@ -107,7 +108,7 @@ def test_revoked_device_opens_no_later_round(tmp_path, tap):
         owner = fleet.stage.fleet
         thief = owner.version_key
         owner.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         fleet.run(60)
         steps = relayed_steps(fleet)
         assert [kept.step.round for kept in steps] == [5, 6]
@@ -138,7 +139,7 @@ def test_nobody_works_before_server_knows(tmp_path, hidden, waiting):
     ) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         fleet.settle()
         closed = len(fleet.records())
         with pytest.raises(LoopbackError, match=waiting):
@@ -156,7 +157,7 @@ def test_groups_outlive_a_revocation(tmp_path):
     with make_fleet(tmp_path / "fleet", data, quorum=0.6, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 20)
         fleet.stage.fleet.revoke("dev-05")
-        publish(fleet)
+        fleet.publish()
         records = fleet.run(60)
         assert same_partition(records[-1]["clusters"], {d: g for d, g in truth_of(6, 2).items() if d != "dev-05"})
 
@@ -166,7 +167,7 @@ def test_newcomer_after_a_revocation_joins(tmp_path):
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         revoked = fleet.stage.fleet.roster.keys_since
         fleet.add_device("dev-04", grouped_data(5)["dev-04"])
         assert fleet.stage.fleet.roster.keys_since > revoked, "an admission has its own version"
@@ -174,8 +175,7 @@ def test_newcomer_after_a_revocation_joins(tmp_path):
         joined = [r["round"] for r in records if "dev-04" in r["norms"]]
         assert joined[0] <= 5
         assert fleet.model("dev-04").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
-        fleet.kill_device("dev-04")
-        fleet.revive_device("dev-04")
+        restart_device(fleet, "dev-04")
         assert fleet.devices["dev-04"].runtime.following == fleet.plan.run
 
 
@@ -185,7 +185,7 @@ def test_absent_device_learns_of_revocation(tmp_path):
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device("dev-01")
         fleet.stage.fleet.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         fleet.run_until(lambda: fleet.closed() >= 4, 60)
         fleet.revive_device("dev-01")
         records = fleet.run(60)
@@ -198,13 +198,13 @@ def test_recordings_bring_nobody_back(tmp_path, caplog):
     """The broker replays the retained messages from before the revocation."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=2) as fleet:
         fleet.stage.fleet.renew()
-        publish(fleet)
+        fleet.publish()
         fleet.settle()
         topics = [t for t in fleet.broker.retained if "/o/roster" in t or "/s/keys/" in t]
         recorded = {t: fleet.broker.retained[t] for t in topics}
         assert len(recorded) == 5
         fleet.stage.fleet.revoke("dev-02")
-        publish(fleet)
+        fleet.publish()
         fleet.settle()
         caplog.clear()
         from shoal.transport.base import Message
@@ -231,11 +231,10 @@ def test_a_revoked_device_leaves_its_cluster(tmp_path, algorithm, killed):
     ) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 3, 100)
         fleet.stage.fleet.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         fleet.run_until(lambda: "dev-03" not in fleet.service.state.devices, 100)
         if killed:
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
         at = len(fleet.records())
         records = fleet.run(300)
         # One round may be open.

@@ -18,7 +18,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import Roster
 from shoal.protocol.messages import Sealed
 from shoal.protocol.topics import Topics
-from tests.helpers.fleets import aggregator_identity, make_fleet, publish
+from tests.helpers.fleets import aggregator_identity, make_fleet
 from tests.helpers.sessions import hand_over
 
 OFF = "dev-03"
@@ -31,7 +31,7 @@ def scene(tmp_path, tap):
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
-        publish(fleet)
+        fleet.publish()
         fleet.run_until(lambda: fleet.service.state.held.key_version == fleet.stage.fleet.roster.keys_since, 60)
         # A broker forgets a session, with all that it has queued, when the device is away for ten minutes.
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()

@@ -6,7 +6,11 @@ import pytest
 from shoal_lab.loopback.transport import Hop, LoopbackTransport
 
 from shoal.owner.enrolment.admission import Registrar
-from tests.helpers.fleets import Wiretap, make_fleet
+from tests.helpers.fleets import (
+    Wiretap,
+    make_fleet,
+    restart_aggregator,
+)
 
 LATE = "dev-01"
 
@@ -101,8 +105,7 @@ def test_away_device_follows_waiting_changes(scene):
 def test_restarted_aggregator_sends_no_more(scene):
     """An aggregator that starts again makes nobody fetch what he has."""
     scene.renew()
-    scene.fleet.kill_aggregator()
-    scene.fleet.revive_aggregator()
+    restart_aggregator(scene.fleet)
     scene.renew()
     assert {scene.held(name) for name in scene.fleet.devices} == {scene.owner.roster_bytes}
     assert sum(scene.heard(name, "roster") for name in scene.fleet.devices) == 0

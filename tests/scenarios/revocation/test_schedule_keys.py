@@ -15,7 +15,7 @@ from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, Schedule
 from shoal.protocol.requests import Outcome, RequestAction
 from shoal.protocol.topics import Topics
-from tests.helpers.fleets import grouped_data, make_fleet, publish, tell, thetas
+from tests.helpers.fleets import grouped_data, make_fleet, tell, thetas
 
 DAY_S = 24 * 3600
 
@@ -51,7 +51,7 @@ def test_a_revoked_device_opens_no_later_run(fleet):
     """Under the old signature no run begins any more, and under the new one the device has no keys."""
     owner = fleet.stage.fleet
     owner.revoke("dev-03")
-    publish(fleet)
+    fleet.publish()
     with pytest.raises(LoopbackError, match="the owner has drawn new keys and not signed the order under them"):
         fleet.rest_until_next(2 * DAY_S)
     before = fleet.plan.key_version
@@ -68,7 +68,7 @@ def test_an_old_signature_opens_nothing(fleet):
     fleet.rest(DAY_S)
     held, package = fleet._watch.held["dev-00"], run_file(fleet.stage.fleet.path, 1).read_bytes()
     fleet.stage.fleet.rotate()
-    publish(fleet)
+    fleet.publish()
     late = dataclasses.replace(
         decode(package, RunPackage), turn=1, models=1, before=1, transcript=held.transcript, origins=b""
     )
@@ -83,7 +83,7 @@ def test_a_new_device_and_a_long_sleeper(fleet):
     """One is admitted, one sleeps over two key versions: both take part in the next run from a checkpoint."""
     fleet.kill_device("dev-00")
     fleet.stage.fleet.rotate()
-    publish(fleet)
+    fleet.publish()
     renew(fleet)
     next_run(fleet)
     fleet.add_device("dev-04", grouped_data(5)["dev-04"])
@@ -102,7 +102,7 @@ def test_new_keys_before_the_first_round(fleet):
     fleet.rest_until_next(2 * DAY_S)
     assert fleet.closed() == 0
     fleet.stage.fleet.rotate()
-    publish(fleet)
+    fleet.publish()
     fleet.run(10)
     assert fleet.records() == []
     renew(fleet)
@@ -110,7 +110,7 @@ def test_new_keys_before_the_first_round(fleet):
     assert (fleet.plan.run, len(fleet.records())) == (3, 3)
 
 
-def replaced(fleet):
+def replace_aggregator(fleet):
     """Lose the aggregator, and let the owner put another in its place, whose grant has the order."""
     owner = fleet.stage.fleet
     fleet.kill_aggregator()
@@ -122,14 +122,14 @@ def replaced(fleet):
     grant = owner.replace_aggregator(card, "", run_file(owner.path, plan.run).read_bytes())
     aggregators.join(fleet.stage.aggregator_dir, grant.read_bytes(), owner.fingerprint)
     fleet._watch = FleetWatch(clock=fleet._clock)
-    publish(fleet)
+    fleet.publish()
     fleet.start_idle_aggregator()
 
 
 def test_another_aggregator_goes_on(fleet):
     next_run(fleet)
     first = fleet.records()
-    replaced(fleet)
+    replace_aggregator(fleet)
     records = next_run(fleet)
     assert fleet.plan.run == 3
     assert records[0]["loss"] < first[0]["loss"]
@@ -142,7 +142,7 @@ def test_a_run_that_was_cut_short(fleet):
     fleet.rest_until_next(2 * DAY_S)
     fleet.run_until(lambda: fleet.closed() >= 1, 100)
     assert not fleet.finished
-    replaced(fleet)
+    replace_aggregator(fleet)
     next_run(fleet)
     assert fleet.plan.run == 3
     assert len(set(thetas(fleet).values())) == 1

@@ -1,6 +1,5 @@
 """IFCA's saving of communication on whole fleets: model bytes that devices fetch once their identities are stable."""
 
-import pytest
 from shoal_lab.loopback.transport import Hop
 
 from shoal.protocol.chunking import ChunkKind, parse
@@ -43,25 +42,19 @@ def play(root, settings, **options):
         return fleet.records(), thetas(fleet), received, announcements(fleet, tap)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("saving")
-    return {name: play(root / name, settings) for name, settings in (("full", SETTINGS), ("saving", SAVING))}
-
-
 def narrow_rounds(announced):
     """Return the rounds in which a device was sent one model only."""
     return [a.round for a in announced if any(len(assignment.candidates) == 1 for assignment in a.assignments)]
 
 
-def test_devices_fetch_their_own_model_only(runs):
+def test_devices_fetch_their_own_model_only(tmp_path):
     """Restarts end with round 8; 9 and 10 prove stability; 11 to 17 are narrow, 18 is the probe, 19 and 20 narrow again.
 
     A mean is received in the round that it is made in. Before the probe, and before the final round, a device takes a
-    checkpoint of the other model and the means of the last rounds.
+    checkpoint of the other model and the means of the last rounds. Choosing among all would have chosen the same.
     """
-    _, _, full, _ = runs["full"]
-    _, _, saving, announced = runs["saving"]
+    _, full_models, full, _ = play(tmp_path / "full", SETTINGS)
+    records, models, saving, announced = play(tmp_path / "saving", SAVING)
     assert narrow_rounds(announced) == [11, 12, 13, 14, 15, 16, 17, 19, 20]
     for round_ in range(11, 17):
         assert len(saving[round_ - 1]) == 6
@@ -70,13 +63,8 @@ def test_devices_fetch_their_own_model_only(runs):
         assert sum(kind is ChunkKind.CHECKPOINT for _, kind in received) in (0, 6)
         assert len(received) <= 4 * 6
     assert sum(map(len, saving)) < sum(map(len, full))
-
-
-def test_saving_changes_no_model(runs):
-    """While identities are stable, choosing among all would have chosen the same."""
-    records, models, *_ = runs["saving"]
     assert same_partition(records[-1]["clusters"], truth_of(6, 2))
-    assert models == runs["full"][1]
+    assert models == full_models
     assert [e["kind"] for r in records for e in r["events"]][-1] == "broadcast-narrowed"
 
 

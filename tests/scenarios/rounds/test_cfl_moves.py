@@ -4,7 +4,16 @@ import pytest
 
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_exact_fleet, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.fleets import (
+    grouped_data,
+    make_exact_fleet,
+    make_fleet,
+    restart_aggregator,
+    restart_device,
+    same_partition,
+    thetas,
+    truth_of,
+)
 
 COUNT, EVERY = 8, 7
 OPTIONS = {
@@ -18,8 +27,7 @@ OPTIONS = {
 
 def drift(fleet):
     """Restart a device with data of the other group; return what it measures now."""
-    fleet.kill_device("dev-02")
-    fleet.revive_device("dev-02", grouped_data(COUNT, 2)["dev-03"])
+    restart_device(fleet, "dev-02", grouped_data(COUNT, 2)["dev-03"])
     return {**truth_of(COUNT, 2), "dev-02": 1}
 
 
@@ -39,13 +47,6 @@ def test_changed_data_change_the_cluster(tmp_path, mode):
         assert same_partition(records[-1]["clusters"], truth)
         models = thetas(fleet)
         assert same_partition({d: hash(m) for d, m in models.items()}, truth)
-
-
-def test_nobody_moves_whose_data_stay(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(COUNT, 2), **OPTIONS) as fleet:
-        records = fleet.run(10)
-        assert moves(records) == []
-        assert same_partition(records[-1]["clusters"], truth_of(COUNT, 2))
 
 
 def before_the_move(fleet):
@@ -77,7 +78,5 @@ def test_death_in_a_move_changes_no_model(tmp_path, calm, answered):
         before_the_move(fleet)
         for _ in range(answered):
             fleet.step()
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         assert end_of(fleet) == calm

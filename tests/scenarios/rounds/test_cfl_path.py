@@ -47,25 +47,6 @@ def outputs(theta, x):
     return OrtModel(logistic_bundle(INPUTS, CLASSES)).predict(theta, x)
 
 
-def test_a_model_above_can_be_exported(ended, tmp_path, samples):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    fleet, _ = ended
-    directory, x = fleet.stage.device_dir("dev-02"), samples[1]
-    root, _ = models_of(fleet, "dev-02")
-    assert answers.choose(directory).export(tmp_path / "root.onnx", node=0).cluster == 0
-    session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], outputs(root.theta, x), rtol=1e-6)
-
-
-def test_node_off_the_path_is_refused(ended, samples):
-    """With those on it."""
-    fleet, records = ended
-    own = fleet.model("dev-00").cluster
-    (other,) = set(records[-1]["clusters"].values()) - {own}
-    with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own}"):
-        answers.choose(fleet.stage.device_dir("dev-00")).predict(samples[0], node=other)
-
-
 def test_final_round_reports_leaf_keeps_path(ended):
     """Clusters and accuracy are the leaves', as without `path`; the root's model is stored as well, the same for all devices."""
     fleet, records = ended
@@ -83,19 +64,25 @@ def test_final_round_reports_leaf_keeps_path(ended):
     assert len(roots) == 1
 
 
-def test_predictions_by_node_and_ensemble(ended, samples):
-    """Any model on the path answers, and the average of all models' outputs does."""
-    fleet, _ = ended
+def test_predictions_by_node_and_ensemble(ended, samples, tmp_path):
+    """Any model on the path answers and can be exported, and the average of all models' outputs answers; no other node does."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    fleet, records = ended
     path, x = samples
-    directory = fleet.stage.device_dir("dev-01")
-    own = fleet.model("dev-01")
+    chosen, own = answers.choose(fleet.stage.device_dir("dev-01")), fleet.model("dev-01")
     root, _ = models_of(fleet, "dev-01")
     mine, general = outputs(own.theta, x), outputs(root.theta, x)
-    assert np.array_equal(answers.choose(directory).predict(path), mine.argmax(1))
-    assert np.array_equal(answers.choose(directory).predict(path, node=own.cluster), mine.argmax(1))
-    assert np.array_equal(answers.choose(directory).predict(path, node=0), general.argmax(1))
-    assert np.array_equal(answers.choose(directory).predict(path, ensemble=True), (mine + general).argmax(1))
+    assert np.array_equal(chosen.predict(path), mine.argmax(1))
+    assert np.array_equal(chosen.predict(path, node=own.cluster), mine.argmax(1))
+    assert np.array_equal(chosen.predict(path, node=0), general.argmax(1))
+    assert np.array_equal(chosen.predict(path, ensemble=True), (mine + general).argmax(1))
     assert not np.array_equal(mine.argmax(1), general.argmax(1))
+    assert chosen.export(tmp_path / "root.onnx", node=0).cluster == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "root.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], general, rtol=1e-6)
+    (other,) = set(records[-1]["clusters"].values()) - {own.cluster}
+    with pytest.raises(ConfigError, match=f"no model of node {other}, but of 0, {own.cluster}"):
+        chosen.predict(path, node=other)
 
 
 def test_command_line_answers_by_node(ended, samples, capsys, monkeypatch):
@@ -114,13 +101,9 @@ def test_command_line_answers_by_node(ended, samples, capsys, monkeypatch):
 
     _, general = call("--node", "0")
     _, together = call("--ensemble")
-    assert (
-        general["predictions"] == answers.choose(fleet.stage.device_dir("dev-03")).predict(samples[0], node=0).tolist()
-    )
-    assert (
-        together["predictions"]
-        == answers.choose(fleet.stage.device_dir("dev-03")).predict(samples[0], ensemble=True).tolist()
-    )
+    chosen = answers.choose(fleet.stage.device_dir("dev-03"))
+    assert general["predictions"] == chosen.predict(samples[0], node=0).tolist()
+    assert together["predictions"] == chosen.predict(samples[0], ensemble=True).tolist()
     assert call("--node", "0", "--ensemble")[0] not in (0, None)
 
 

@@ -1,7 +1,6 @@
 """A device that can't do its part says so: the round does not wait for it, and the aggregator can name it."""
 
 import dataclasses
-import logging
 
 import numpy as np
 import pytest
@@ -27,8 +26,9 @@ from tests.helpers.fleets import (
     device_identity,
     grouped_data,
     make_fleet,
-    publish,
     reasons,
+    restart_aggregator,
+    restart_device,
     uploads_of,
     whole,
 )
@@ -80,6 +80,9 @@ def test_nobody_waits_for_an_unable_device(tmp_path, change, reason, caplog, tap
         rounds = [r for r in records if not r["final"]]
         assert [(r["contributed"], r["missing"], r["declined"]) for r in rounds] == [(3, [ODD], {ODD: reason})] * 3
         declines = declines_of(fleet, tap)
+        # An error's text may name files and values; a decline has no field for it.
+        nonce, word = announcements(fleet, tap)[0].nonce, int(DeclineReason[reason.upper()])
+        assert declines[0] == Decline("demo", ODD, fleet.plan.run_id, nonce, word)
         # The final round is announced once more with its checkpoints.
         assert len(declines) <= len(announcements(fleet, tap))
         said = list(dict.fromkeys(d.nonce for d in declines))
@@ -110,28 +113,16 @@ def test_unable_device_stops_small_fleets(tmp_path, odd, least):
         assert short.unable == (name,)
 
 
-def test_only_a_word_leaves_the_device(tmp_path, tap):
-    """An error's text may name files and values; a decline has no field for it."""
-    with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
-        fleet.run(DEADLINE_S)
-        first = declines_of(fleet, tap)[0]
-        nonce = announcements(fleet, tap)[0].nonce
-        assert first == Decline("demo", ODD, fleet.plan.run_id, nonce, int(DeclineReason.DATA))
-
-
 def test_others_learn_as_without_it(tmp_path):
-    """The others learn what they would without it."""
-    with fleet_of(tmp_path, unfit) as fleet:
-        fleet.run(DEADLINE_S)
-        found = model_of(fleet, "dev-00")
-    data = grouped_data(4)
-    with make_fleet(tmp_path / "without", {n: b for n, b in data.items() if n != ODD}) as fleet:
-        fleet.run(DEADLINE_S)
-        assert np.allclose(found, model_of(fleet, "dev-00"), atol=1e-5)
-
-
-def model_of(fleet, name):
-    return fleet.model(name).theta
+    """The others learn what they would without it, and something else than with its data."""
+    data, found = grouped_data(4), {}
+    without = {name: batch for name, batch in data.items() if name != ODD}
+    for case, given in (("unfit", data_with(unfit)), ("without", without), ("all", data)):
+        with make_fleet(tmp_path / case, given, quorum=0.5, deadline_s=DEADLINE_S) as fleet:
+            fleet.run(DEADLINE_S)
+            found[case] = fleet.model("dev-00").theta
+    assert np.allclose(found["unfit"], found["without"], atol=1e-5)
+    assert not np.allclose(found["unfit"], found["all"], atol=1e-5)
 
 
 def test_round_that_all_decline_goes_on(tmp_path):
@@ -142,8 +133,7 @@ def test_round_that_all_decline_goes_on(tmp_path):
         fleet.settle()
         assert fleet.service.status() == "round 1: 0 of 3; data do not fit the task: dev-00, dev-01, dev-02"
         for name, batch in grouped_data(3).items():
-            fleet.kill_device(name)
-            fleet.revive_device(name, batch)
+            restart_device(fleet, name, batch)
         records = fleet.run(DEADLINE_S)
         assert records[0]["contributed"] == 3
         assert records[0]["declined"] == {}
@@ -154,14 +144,12 @@ def test_restart_with_other_data_waits(tmp_path, caplog):
     with make_fleet(tmp_path / "fleet", grouped_data(3), rounds=1) as fleet:
         fleet.run(DEADLINE_S)
         for name, batch in grouped_data(3).items():
-            fleet.kill_device(name)
-            fleet.revive_device(name, unfit(batch))
+            restart_device(fleet, name, unfit(batch))
         fleet.settle()
         waits = "this device can't do the task of the stored run, and waits for a later run"
         assert [r.getMessage() for r in caplog.records].count(waits) == 3
         for name, batch in grouped_data(3).items():  # mended: it takes the stored run up again
-            fleet.kill_device(name)
-            fleet.revive_device(name, batch)
+            restart_device(fleet, name, batch)
         fleet.settle()
         assert [r.getMessage() for r in caplog.records].count(waits) == 3
         assert fleet.devices["dev-00"].runtime.following == fleet.plan.run
@@ -174,6 +162,7 @@ def test_device_shows_why_it_can_not(tmp_path, caplog):
         fleet.run_until(lambda: fleet.closed() == 2, DEADLINE_S)
         fleet.settle()
         told = files.load_status()["refused"]
+        assert "samples of shape (5,)" in told["reason"]
         assert told["run"] == fleet.plan.run
         (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("this device can't do")]
         assert said == f"this device can't do run {told['run']}: {told['reason']}"
@@ -182,8 +171,7 @@ def test_device_shows_why_it_can_not(tmp_path, caplog):
         data = tmp_path / "d.npz"
         np.savez(data, x=np.zeros((9, 3), np.float32), y=np.zeros(9, np.int64))
         assert "the task expects" in checked_data(files, data).detail
-        fleet.kill_device(ODD)
-        fleet.revive_device(ODD, grouped_data(4)[ODD])
+        restart_device(fleet, ODD, grouped_data(4)[ODD])
         fleet.run_until(lambda: fleet.devices[ODD].runtime.following == fleet.plan.run, DEADLINE_S)
         fleet.run_until(lambda: "refused" not in files.load_status(), DEADLINE_S)
         assert files.load_refused() is None
@@ -201,8 +189,7 @@ def test_restarted_aggregator_is_told_again(tmp_path, tap):
         late = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: declines_of(fleet, tap), 20)
         fleet.settle()
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.settle()
         assert waiting_for(fleet.service.state).endswith("training failed: dev-02")
         tap.forgive(late)
@@ -234,35 +221,13 @@ def say(fleet, decline, *, signer=ODD, sender=ODD, topic_of=ODD, purpose=DECLINE
     fleet.settle()
 
 
-def test_unasked_refusal_changes_nothing(waiting):
-    """It has answered already."""
+def test_words_in_its_name_change_nothing(waiting, caplog):
+    """Nor does a refusal that nobody asked for, of a device that has answered already."""
     fleet, tap = waiting
     nonce = announcements(fleet, tap)[-1].nonce
-    told = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(DeclineReason.OTHER))
-    say(fleet, told, signer="dev-00", sender="dev-00", topic_of="dev-00")
+    unasked = Decline("demo", "dev-00", fleet.plan.run_id, nonce, int(DeclineReason.OTHER))
+    say(fleet, unasked, signer="dev-00", sender="dev-00", topic_of="dev-00")
     assert fleet.service.status() == "round 2: 2 of 3, waiting for dev-02"
-
-
-def test_reason_stands_in_the_devices_log(tmp_path, caplog):
-    caplog.set_level(logging.WARNING, "shoal.edge")
-    with fleet_of(tmp_path, unfit, rounds=1) as fleet:
-        fleet.run(DEADLINE_S)
-    assert any("samples of shape (5,)" in str(r.kv["reason"]) for r in caplog.records if hasattr(r, "kv"))
-
-
-def test_one_device_less_changes_models(tmp_path):
-    """So that the comparison above could fail."""
-    with make_fleet(tmp_path / "all", grouped_data(4)) as everybody:
-        everybody.run(DEADLINE_S)
-        with_it = model_of(everybody, "dev-00")
-    with fleet_of(tmp_path, unfit) as fleet:
-        fleet.run(DEADLINE_S)
-        assert not np.allclose(model_of(fleet, "dev-00"), with_it, atol=1e-5)
-
-
-def test_words_in_its_name_change_nothing(waiting, caplog):
-    """What is said in its name changes nothing."""
-    fleet, tap = waiting
     now, before = announcements(fleet, tap)[-1], announcements(fleet, tap)[0]
     true = Decline("demo", ODD, fleet.plan.run_id, now.nonce, int(DeclineReason.DATA))
     say(fleet, dataclasses.replace(true, nonce=before.nonce))
@@ -278,25 +243,15 @@ def test_words_in_its_name_change_nothing(waiting, caplog):
     assert fleet.records()[-1]["declined"] == {ODD: "upload"}
 
 
-def test_refused_run_is_declined_once(tmp_path, tap):
-    """It is fetched again every few seconds: its data may have been mended."""
-    with fleet_of(tmp_path, unfit, tap=tap, rounds=1) as fleet:
+def test_mended_data_are_taken_up(tmp_path, tap):
+    """The run is fetched again every few seconds, and declined once; the earlier reason is not reported again."""
+    with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
         slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.run_until(lambda: fleet.now_s > DEADLINE_S / 2, DEADLINE_S)
         assert len(tap.sent(client=fleet.client_id(ODD), ending="/up")) == 1
-        tap.forgive(slow)
-        fleet.run(2 * DEADLINE_S)
-
-
-def test_mended_data_are_taken_up(tmp_path, tap):
-    """And the earlier reason is not reported again."""
-    with fleet_of(tmp_path, unfit, tap=tap, rounds=4) as fleet:
-        slow = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        fleet.run_until(lambda: declines_of(fleet, tap), 20)
         fleet._data[ODD] = grouped_data(4)[ODD]
         fleet.run_until(lambda: uploads_of(fleet, tap, ODD), 20)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.settle()
         tap.forgive(slow)
         records = fleet.run(DEADLINE_S)
@@ -311,9 +266,8 @@ def test_replay_makes_nobody_decline(tmp_path, tap):
         fleet.run_until(lambda: fleet.service is not None and len(fleet.service.state.received) == 2, 20)
         before = tap.sent(ending="/s/round")
         fleet.stage.fleet.renew()
-        publish(fleet)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        fleet.publish()
+        restart_aggregator(fleet)
         fleet.settle()
         assert announcements(fleet, tap)[-1].roster_sequence > announcements(fleet, tap)[0].roster_sequence
         for passage in 10 * before:
@@ -329,7 +283,7 @@ def test_newcomer_with_unfit_data_says_so(tmp_path, tap):
     with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6, deadline_s=DEADLINE_S, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 1, 10)
         fleet.stage.fleet.revoke("dev-03")
-        publish(fleet)
+        fleet.publish()
         good = grouped_data(5)["dev-04"]
         fleet.add_device("dev-04", unfit(good))
         data = int(DeclineReason.DATA)

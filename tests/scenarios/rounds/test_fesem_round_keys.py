@@ -3,8 +3,18 @@
 import pytest
 
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
-from tests.scenarios.rounds.test_strategies import FESEM, all_but_the_first, events
+from tests.helpers.fleets import (
+    all_but_the_first,
+    events,
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    restart_device,
+    same_partition,
+    thetas,
+    truth_of,
+)
+from tests.scenarios.rounds.test_strategies import FESEM
 
 OPTIONS = {**FESEM, "quorum": 1.0}
 
@@ -50,9 +60,7 @@ def test_killed_aggregator_resumes_the_round(tmp_path, calm, round_, tap):
         tap.rules.append(all_but_the_first(fleet))
         fleet.settle()
         assert len(fleet.service.state.received) == 1
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         tap.rules.clear()
         check(fleet, fleet.run(100), calm)
 
@@ -62,8 +70,7 @@ def test_kills_in_every_round_lose_nothing(tmp_path, calm):
     with make_fleet(tmp_path / "fleet", grouped_data(6, 2), mode="rotation", **OPTIONS) as fleet:
         for done in range(1, 6):
             for name in ("dev-01", "dev-04"):
-                fleet.kill_device(name)
-                fleet.revive_device(name)
+                restart_device(fleet, name)
             fleet.run_until(lambda count=done: fleet.closed() >= count, 60)
         check(fleet, fleet.run(60), calm)
 

@@ -6,7 +6,14 @@ from shoal_lab.loopback.transport import Hop
 from edge_client.protocol.round_state import Stage
 from edge_client.storage.state import DeviceState
 from shoal.protocol.messages import Action
-from tests.helpers.fleets import answers, make_exact_fleet, thetas, uploads_of
+from tests.helpers.fleets import (
+    answers,
+    make_exact_fleet,
+    restart_aggregator,
+    restart_device,
+    thetas,
+    uploads_of,
+)
 from tests.helpers.power_cuts import PowerCut
 
 FINAL = 4
@@ -30,8 +37,7 @@ def test_lost_answer_comes_after_the_end(tmp_path, undisturbed, dies, tap):
         records = fleet.run(100)
         assert not fleet.devices["dev-01"].runtime.runs_done
         if dies:
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
             assert fleet.finished
         tap.forgive(silence)
         until_done(fleet, "dev-01")
@@ -49,8 +55,7 @@ def test_straggler_is_told_the_run_is_over(tmp_path, undisturbed, dies, tap):
         records = fleet.run(100)
         assert records[-1]["missing"] == ["dev-01"]
         if dies:
-            fleet.kill_aggregator()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet)
         tap.forgive(hold)
         until_done(fleet, "dev-01")
         last = answers(fleet, tap, "dev-01")[-1]
@@ -67,8 +72,7 @@ def test_answered_device_sends_nothing_more(tmp_path, tap):
         figures = DeviceState(fleet.stage.device_dir("dev-01")).load_status()["ended"]["1"]
         fleet.kill_aggregator()
         for _ in range(2):
-            fleet.kill_device("dev-01")
-            fleet.revive_device("dev-01")
+            restart_device(fleet, "dev-01")
             until_done(fleet, "dev-01")
         for _ in range(1000):
             fleet.step()
@@ -96,8 +100,7 @@ def test_told_end_counts_in_no_later_life(tmp_path, caplog):
         caplog.set_level("INFO")
         for _ in range(2):
             for name in files:
-                fleet.kill_device(name)
-                fleet.revive_device(name)
+                restart_device(fleet, name)
             until_done(fleet, untold)
             for _ in range(100):
                 fleet.step()
@@ -122,8 +125,7 @@ def cut(fleet, name, files_of, method, when):
     setattr(files, method, dying)
     with pytest.raises(PowerCut):
         fleet.run(100)
-    fleet.kill_device(name)
-    fleet.revive_device(name)
+    restart_device(fleet, name)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,6 @@ def test_strategy_is_forgotten_at_the_end(tmp_path):
     with make_exact_fleet(tmp_path / "fleet", algorithm="cfl", rounds=4) as fleet:
         fleet.run(100)
         assert fleet.service.state.strategy is None
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         assert fleet.finished
         assert not list((fleet.stage.aggregator_dir / "run-000001" / "updates").glob("*.f32"))

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.fleet import draw_origins
 
 import edge_client.storage.finished_models
 from edge_client import cli
@@ -13,10 +12,18 @@ from edge_client.answers import inference as answers
 from edge_client.learning.data import Dataset
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError, StorageError
-from shoal.protocol.recipe import LocalTraining, Recipe
+from shoal.protocol.recipe import LocalTraining
 from shoal.util.console import run_program
 from shoal.util.files import write_failed
-from tests.helpers.fleets import CLASSES, FULL_BATCH, INPUTS, grouped_data, make_fleet, thetas
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    begin_run,
+    grouped_data,
+    make_fleet,
+    restart_device,
+    thetas,
+)
 from tests.helpers.tasks import logistic_bundle
 
 LEARN_NOTHING = LocalTraining(epochs=0, steps=1, batch_size=0, lr=1e-6)
@@ -36,16 +43,6 @@ def fleet(tmp_path):
 def source(tmp_path):
     np.savez(tmp_path / "x.npz", x=grouped_data(3)[NAME].x)
     return tmp_path / "x.npz"
-
-
-def begin_run(fleet, *, bundle=None, local=FULL_BATCH, rounds=2, seed=5):
-    """Let the owner sign another run, and the aggregator begin it."""
-    bundle = bundle or fleet.bundle
-    options = Recipe("fedavg", rounds=rounds, min_contributors=1, seed=seed, local=local)
-    plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, seed), options)
-    fleet.kill_aggregator()
-    fleet.plan = plan
-    fleet.revive_aggregator()
 
 
 def train_a_round(fleet):
@@ -68,19 +65,18 @@ def run_in_use(fleet):
     return answers.choose(fleet.stage.device_dir(NAME)).own.run
 
 
-def test_worse_model_does_not_take_over(fleet):
-    """Of the same task."""
-    begin_run(fleet, local=LEARN_NOTHING)
-    finish(fleet)
-    assert [m.run for m in store(fleet).models()] == [1, 2]
-    assert run_in_use(fleet) == 1
-
-
 def test_rollback_holds_until_a_run_finishes(fleet):
-    """It takes effect beside the running device."""
+    """A better model takes over when its run ends; a rollback takes effect beside the running device."""
     begin_run(fleet, local=LocalTraining(epochs=0, steps=40, batch_size=0, lr=1.0), rounds=4)
+    train_a_round(fleet)
+    assert run_in_use(fleet) == 1
     finish(fleet)
+    first, second = store(fleet).models()
+    assert second.validation.accuracy >= first.validation.accuracy
     assert run_in_use(fleet) == 2
+    chosen = answers.choose(fleet.stage.device_dir(NAME))
+    assert (chosen.own.round, chosen.live) == (5, False)
+    assert chosen.own.theta.tobytes() == thetas(fleet)[NAME]
     assert store(fleet).rollback(None).run == 1
     assert run_in_use(fleet) == 1
     with pytest.raises(ConfigError, match="no finished model older than run 1's: it has runs 2, 1"):
@@ -114,20 +110,9 @@ def test_finished_model_answers_meanwhile(fleet, source):
     assert np.array_equal(answers.choose(folder).predict(source), first)
     live = answers.choose(folder, live=True).predict(source)
     assert (live == truth).mean() < (first == truth).mean()
-
-
-def test_better_model_takes_over_at_the_end(fleet):
-    """A better model takes over when its run ends."""
-    begin_run(fleet, local=LocalTraining(epochs=0, steps=40, batch_size=0, lr=1.0), rounds=4)
-    train_a_round(fleet)
-    assert run_in_use(fleet) == 1
     finish(fleet)
-    first, second = store(fleet).models()
-    assert second.validation.accuracy >= first.validation.accuracy
-    assert run_in_use(fleet) == 2
-    chosen = answers.choose(fleet.stage.device_dir(NAME))
-    assert (chosen.own.round, chosen.live) == (5, False)
-    assert chosen.own.theta.tobytes() == thetas(fleet)[NAME]
+    assert [m.run for m in store(fleet).models()] == [1, 2]
+    assert run_in_use(fleet) == 1, "the worse model does not take over"
 
 
 def test_model_answers_with_its_own_task(fleet, source):
@@ -161,8 +146,7 @@ def test_earlier_models_are_measured_again(fleet):
     """The figures of two runs can be compared only if they are of the same samples."""
     before = store(fleet).models()[0].validation
     old = grouped_data(3)[NAME]
-    fleet.kill_device(NAME)
-    fleet.revive_device(NAME, Dataset(old.x, (old.y + 1) % CLASSES))
+    restart_device(fleet, NAME, Dataset(old.x, (old.y + 1) % CLASSES))
     begin_run(fleet)
     finish(fleet)
     after = store(fleet).models()[0]
@@ -219,12 +203,13 @@ def test_path_models_answer_in_the_next_run(tmp_path):
     with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **cfl) as fleet:
         finish(fleet)
         folder = fleet.stage.device_dir(NAME)
-        before = [answers.choose(folder).predict(source, node=0), answers.choose(folder).predict(source, ensemble=True)]
+        chosen = answers.choose(folder)
+        before = [chosen.predict(source, node=0), chosen.predict(source, ensemble=True)]
         begin_run(fleet, local=LEARN_NOTHING)
         finish(fleet)
         store(fleet).rollback(1)
-        after = [answers.choose(folder).predict(source, node=0), answers.choose(folder).predict(source, ensemble=True)]
-        assert np.array_equal(before, after)
+        chosen = answers.choose(folder)
+        assert np.array_equal(before, [chosen.predict(source, node=0), chosen.predict(source, ensemble=True)])
 
 
 def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, monkeypatch):

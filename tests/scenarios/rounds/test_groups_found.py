@@ -1,15 +1,17 @@
 """IFCA, FedGroup and one-shot clustering that find the number of groups, on the loopback fleet."""
 
 import pytest
-from shoal_lab.loopback.transport import Hop
 
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     LOST,
+    all_but_the_first,
+    events,
     grouped_data,
     make_exact_fleet,
     make_fleet,
+    restart_aggregator,
     same_partition,
     thetas,
     truth_of,
@@ -20,10 +22,6 @@ FINDS = {"rounds": 7, "local": QUICK, "min_contributors": 3}
 TRIALS = {"ifca": (4,), "fedgroup": (2,)}
 """The round of a trial in which the aggregator is killed; `make long` kills it in all five."""
 ALGORITHMS = ("ifca", "fedgroup", "one-shot")
-
-
-def events(records, *kinds):
-    return [e for r in records for e in r["events"] if e["kind"] in kinds]
 
 
 @pytest.mark.parametrize("algorithm", with_long(ALGORITHMS, "fedgroup", "one-shot"))
@@ -112,16 +110,10 @@ def test_crash_in_a_trial_changes_no_bit(tmp_path, calm, round_, tap):
     options, clusters, models = calm
     with make_exact_fleet(tmp_path / "fleet", grouped_data(6, 2), faults=tap, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == round_ - 1, 30)
-        tap.rules.append(
-            lambda p: (
-                LOST if p.hop is Hop.UP and p.topic.endswith("/up") and p.client != fleet.client_id("dev-00") else None
-            )
-        )
+        tap.rules.append(all_but_the_first(fleet))
         fleet.settle()
         assert (fleet.service.state.round, len(fleet.service.state.received)) == (round_, 1)
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         tap.rules.clear()
         records = fleet.run(100)
         assert records[-1]["clusters"] == clusters

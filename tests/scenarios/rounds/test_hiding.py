@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from edge_client.learning.data import Dataset
-from shoal.errors import ConfigError
-from shoal.protocol.recipe import LocalTraining, Recipe
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.fleets import (
     grouped_data,
     make_fleet,
@@ -98,20 +97,3 @@ def test_blurred_norms_lead_to_same_groups(tmp_path, name):
     assert len(set(ratios.tolist())) == len(ratios)
     assert (np.abs(ratios - 1) <= 0.041).all()
     assert (ratios != 1).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"algorithm": "fedgroup", "settings": {"groups": "2", "eta_g": "0.1"}, "norm_noise": 0.01}, "hides nothing"),
-        ({"algorithm": "ifca", "settings": {"normalise": "samples"}, "weighting": "uniform"}, "no sample counts"),
-    ],
-)
-def test_owner_signs_no_broken_promise(tmp_path, options, match):
-    """The owner signs no run that gives away what it promises to hide."""
-    with pytest.raises(ConfigError, match=match):
-        make_fleet(tmp_path, **options)
-
-
-def test_options_are_off_unless_asked_for():
-    assert (Recipe("fedavg").norm_noise, Recipe("fedavg").weighting) == (0.0, "samples")

@@ -1,6 +1,6 @@
 """What a thief reads in a device's folder after a round: no key of one whose state is stored, in any file, whatever its name."""
 
-from tests.helpers.fleets import make_fleet, publish
+from tests.helpers.fleets import make_fleet
 
 
 def raw(directory):
@@ -28,7 +28,7 @@ def test_keys_of_finished_rounds_are_gone(tmp_path):
             fleet.run_until(lambda n=closed: fleet.closed() >= n, 20)
             if closed == 6:
                 fleet.stage.fleet.rotate()
-                publish(fleet)
+                fleet.publish()
             for name, device in fleet.devices.items():
                 now, data = secrets_of(device), raw(fleet.stage.device_dir(name))
                 assert all(secret in data for secret in now), "a search for it would find it"

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from crypto.mask.modes.registry import MODES
 from edge_client.cli import app as edge
 from shoal import limits
-from shoal.errors import ConfigError
 from shoal.owner.runs import plan
 from shoal.protocol.precision.lengths import FEEDBACK, encoded_bytes
 from shoal.protocol.recipe import LocalTraining
@@ -24,6 +23,8 @@ from tests.helpers.fleets import (
     grouped_data,
     make_fleet,
     open_upload,
+    restart_aggregator,
+    restart_device,
     same_partition,
     thetas,
     truth_of,
@@ -126,19 +127,17 @@ def test_rotated_uploads_share_no_value(tmp_path):
     np.testing.assert_allclose(np.linalg.norm(bodies["rotation"]), np.linalg.norm(clear), rtol=1e-6)
 
 
-def test_owner_signs_no_unknown_mode(tmp_path):
-    """The owner can't sign a mode that does not exist."""
-    with pytest.raises(ConfigError, match="'householder'") as caught:
-        make_fleet(tmp_path, mode="householder")
-    assert "signed-permutation" in caught.value.hint
-
-
 # -- Whole runs in every precision: groups are found, all devices end with the same bits, and messages are as small as they say --
+
+
+def both(precision):
+    """Return options with one precision for both ways."""
+    return {"precision_up": precision, "precision_down": precision}
 
 
 GROUPS = {"settings": {"groups": "2", "alpha": "2"}, "local": QUICK, "pretrain": ALONE, "rounds": 5}
 DIAGONAL = {
-    "cfl, int8, rotation": {"algorithm": "cfl", "rounds": 8, "local": QUICK, "mode": "rotation", "both": "int8"},
+    "cfl, int8, rotation": {"algorithm": "cfl", "rounds": 8, "local": QUICK, "mode": "rotation", **both("int8")},
     "ifca, float16, permutation": {
         "algorithm": "ifca",
         "rounds": 5,
@@ -146,9 +145,9 @@ DIAGONAL = {
         "local": QUICK,
         "seed": 2,
         "mode": "permutation",
-        "both": "float16",
+        **both("float16"),
     },
-    "fedgroup, int8, signed": {"algorithm": "fedgroup", **GROUPS, "mode": "signed-permutation", "both": "int8"},
+    "fedgroup, int8, signed": {"algorithm": "fedgroup", **GROUPS, "mode": "signed-permutation", **both("int8")},
     "one-shot, float16, none": {
         "algorithm": "one-shot",
         "rounds": 4,
@@ -156,7 +155,7 @@ DIAGONAL = {
         "local": QUICK,
         "pretrain": ALONE,
         "mode": "none",
-        "both": "float16",
+        **both("float16"),
     },
     "fesem, int8, none": {
         "algorithm": "fesem",
@@ -165,23 +164,15 @@ DIAGONAL = {
         "local": dataclasses.replace(QUICK, epochs=30, lr=0.8),
         "seed": 3,
         "mode": "none",
-        "both": "int8",
+        **both("int8"),
     },
 }
-
-
-def both(options):
-    """Return options with one precision for both ways."""
-    return {k: v for k, v in options.items() if k != "both"} | {
-        "precision_up": options["both"],
-        "precision_down": options["both"],
-    }
 
 
 @pytest.mark.parametrize("case", with_long(DIAGONAL, "cfl, int8, rotation"))
 def test_groups_end_with_the_same_bits(tmp_path, case):
     """Groups are found and devices of a group end with the same bits."""
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **both(DIAGONAL[case])) as fleet:
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **DIAGONAL[case]) as fleet:
         records = fleet.run(30)
         assert same_partition(records[-1]["clusters"], truth_of(8, 2))
         assert records[-1]["correct"] / records[-1]["tested"] > 0.75
@@ -192,7 +183,7 @@ def test_groups_end_with_the_same_bits(tmp_path, case):
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
 def test_uploads_have_the_plans_precision(tmp_path, precision, tap):
     """Uploads and means have the plans precision."""
-    with make_fleet(tmp_path / "fleet", faults=tap, **both({"both": precision})) as fleet:
+    with make_fleet(tmp_path / "fleet", faults=tap, **both(precision)) as fleet:
         fleet.run(20)
         length = fleet.plan.length
         found = [open_upload(fleet, "dev-00", sealed) for sealed in uploads_of(fleet, tap, "dev-00")]
@@ -263,8 +254,7 @@ def test_kill_at_any_write_changes_no_bit(tmp_path, monkeypatch, one_run_id):
             try:
                 fleet.run(30)
             except PowerCut:
-                fleet.kill_device("dev-00")
-                fleet.revive_device("dev-00")
+                restart_device(fleet, "dev-00")
                 fleet.run(30)
             assert len(written) >= max(at, 4)
             ends.append(thetas(fleet))
@@ -275,11 +265,10 @@ def test_killed_aggregator_relays_same_means(tmp_path, one_run_id):
     """It stores means as encoded, and updates as decoded."""
     ends = []
     for kill in (False, True):
-        with make_fleet(tmp_path / str(kill), rounds=4, mode="none", **both({"both": "int8"})) as fleet:
+        with make_fleet(tmp_path / str(kill), rounds=4, mode="none", **both("int8")) as fleet:
             for round_ in range(1, 4) if kill else ():
                 fleet.run_until(lambda round_=round_: fleet.closed() == round_, 30)
-                fleet.kill_aggregator()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet)
             fleet.run(60)
             ends.append(thetas(fleet))
     assert ends[0] == ends[1]

@@ -10,9 +10,15 @@ from edge_client.storage.finished_models import FinishedModels
 from shoal.owner.console.asking import sign_choice
 from shoal.protocol.requests import Outcome, RequestAction
 from shoal.util.files import exclusive
-from tests.helpers.fleets import grouped_data, make_fleet
+from tests.helpers.fleets import (
+    begin_run,
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    restart_device,
+)
 from tests.helpers.owner_models import reader_of
-from tests.scenarios.rounds.test_finished_models import begin_run, finish
+from tests.scenarios.rounds.test_finished_models import finish
 
 PAUSE, RESUME, STOP, CHOOSE = RequestAction.PAUSE, RequestAction.RESUME, RequestAction.STOP, RequestAction.CHOOSE
 NAME = "dev-01"
@@ -40,15 +46,12 @@ def orders(fleet):
     return {name: device.runtime.session.order for name, device in fleet.devices.items()}
 
 
-def restart_device(fleet, name=NAME):
-    fleet.kill_device(name)
-    fleet.revive_device(name)
-    fleet.settle()
-
-
-def restart_aggregator(fleet):
-    fleet.kill_aggregator()
-    fleet.revive_aggregator()
+def restart(fleet, *names):
+    """Restart devices, or the aggregator without a name."""
+    for name in names:
+        restart_device(fleet, name)
+    if not names:
+        restart_aggregator(fleet)
     fleet.settle()
 
 
@@ -63,10 +66,19 @@ def test_device_knows_that_its_run_is_paused(tmp_path):
         assert set(orders(fleet).values()) == {PAUSED}
         assert f"{PAUSED}\n" in status(fleet)
         assert json.loads(status(fleet, "--json"))["data"]["order"] == PAUSED
-        for restart in (restart_device, restart_aggregator, restart_device):
-            restart(fleet)
+        for names in ([NAME], [], [NAME]):
+            restart(fleet, *names)
             assert set(orders(fleet).values()) == {PAUSED}
             assert PAUSED in status(fleet)
+        fleet.stage.fleet.rotate()
+        fleet.publish()
+        restart(fleet, NAME)
+        assert orders(fleet)[NAME] == PAUSED, "under newer keys"
+        fleet.broker.retained.clear()
+        fleet.broker.disconnect(fleet.client_id("aggregator"))
+        fleet.broker.reconnect(fleet.client_id("aggregator"))
+        restart(fleet, NAME)
+        assert orders(fleet)[NAME] == PAUSED, "after the broker was away"
         order(fleet, RESUME, run=1)
         assert set(orders(fleet).values()) == {""}
         assert "paused" not in status(fleet)
@@ -84,24 +96,6 @@ def test_device_knows_its_run_is_stopped(tmp_path):
         fleet.run(500)
         fleet.settle()
         assert set(orders(fleet).values()) == {""}
-
-
-def test_order_outlives_new_keys_and_absence(tmp_path):
-    """Under newer keys and after the broker was away the order is still known."""
-    with make_fleet(tmp_path / "fleet", rounds=9, deadline_s=500.0) as fleet:
-        fleet.run_until(lambda: fleet.closed() == 1, 20)
-        order(fleet, PAUSE, run=1)
-        fleet.stage.fleet.rotate()
-        fleet.publish()
-        fleet.settle()
-        restart_device(fleet)
-        assert orders(fleet)[NAME] == PAUSED
-        fleet.broker.retained.clear()
-        fleet.broker.disconnect(fleet.client_id("aggregator"))
-        fleet.broker.reconnect(fleet.client_id("aggregator"))
-        fleet.settle()
-        restart_device(fleet)
-        assert orders(fleet)[NAME] == PAUSED
 
 
 @pytest.fixture
@@ -146,8 +140,8 @@ def test_the_owner_rolls_all_devices_back(finished):
     told = CliRunner().invoke(app, ["models", str(fleet.stage.device_dir(NAME))])
     assert "run 1; finished" in told.output
     assert "answers, chosen by the owner" in told.output
-    for restart in (restart_device, restart_aggregator):
-        restart(fleet)
+    for names in ([NAME], []):
+        restart(fleet, *names)
         assert answering(fleet) == everywhere(1)
     choose(fleet, 0)
     assert answering(fleet) == before
@@ -162,7 +156,7 @@ def test_rollback_ends_with_the_next_run(finished):
     assert not any(standing(fleet, name).by_owner for name in fleet.stage.devices)
     after = answering(fleet)
     assert reader_of(fleet).answers == after
-    restart_device(fleet)
+    restart(fleet, NAME)
     assert answering(fleet) == after, "the retained choice has no effect any more"
 
 

@@ -7,7 +7,15 @@ from edge_client.answers.inference import choose
 from edge_client.learning.trainer.model import make_model
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers import own_trainers
-from tests.helpers.fleets import finish_of, grouped_data, make_fleet, names, same_partition, truth_of
+from tests.helpers.fleets import (
+    finish_of,
+    grouped_data,
+    make_fleet,
+    names,
+    restart_device,
+    same_partition,
+    truth_of,
+)
 from tests.helpers.own_trainers import bundle, command
 from tests.helpers.tasks import CLASSES, INPUTS
 
@@ -72,8 +80,7 @@ def test_a_killed_device_keeps_its_state(tmp_path):
     with fleet_of(tmp_path / "fleet", rounds=5, quorum=1.0) as fleet:
         for killed in range(1, 4):
             fleet.run_until(lambda killed=killed: fleet.closed() >= killed, DEADLINE_S)
-            fleet.kill_device(ODD)
-            fleet.revive_device(ODD)
+            restart_device(fleet, ODD)
         fleet.run(DEADLINE_S)
         assert rounds_of(fleet.model(ODD).theta) == 5
 

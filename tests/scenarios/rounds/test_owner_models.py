@@ -21,6 +21,7 @@ from tests.helpers.fleets import (
     grouped_data,
     make_fleet,
     names,
+    restart_aggregator,
     same_partition,
     truth_of,
 )
@@ -66,27 +67,19 @@ def test_fedavg(tmp_path, mode):
     assert model["sealed_in"] == 4
 
 
-def test_cfl_after_a_split(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL, **ROTATION) as fleet:
+@pytest.mark.parametrize(("settings", "parents"), [({}, [0, 0]), ({"path": "on"}, [0, 1, 1])], ids=["own", "path"])
+def test_cfl_after_a_split(tmp_path, settings, parents):
+    """The document names the models above a cluster where devices keep the path."""
+    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings=settings, **CFL, **ROTATION) as fleet:
         records = fleet.run(100)
         document, thetas = fetched(fleet, tmp_path / "models")
         assert equal_to_devices(fleet, thetas)
-    assert len(thetas) == 2, "the clusters have split"
     clusters = {device: e["model"] for e in document["models"] for device in e["devices"]}
     assert clusters == records[-1]["clusters"]
     assert same_partition(clusters, truth_of(8, 2))
-
-
-def test_cfl_names_models_above_a_cluster(tmp_path):
-    """Where devices keep the path."""
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), settings={"path": "on"}, **CFL, **ROTATION) as fleet:
-        fleet.run(100)
-        document, thetas = fetched(fleet, tmp_path / "models")
-        assert equal_to_devices(fleet, thetas)
     tree = {e["model"]: e["parents"] for e in document["models"]}
-    root = next(model for model, parents in tree.items() if not parents)
-    assert all(root in parents for model, parents in tree.items() if model != root)
-    assert len(tree) == 3
+    assert sorted(len(above) for above in tree.values()) == parents
+    assert {root for above in tree.values() for root in above} == tree.keys() - set(clusters.values())
 
 
 @pytest.mark.parametrize("segment", ["cluster", "shared"])
@@ -114,9 +107,10 @@ def test_a_run_under_way_has_no_models_yet(tmp_path):
 
 
 def test_later_keys_still_open_the_models(tmp_path):
-    """Keys drawn after the run still open its models."""
+    """Keys drawn after the run still open its models, which an aggregator that restarts leaves there."""
     with make_fleet(tmp_path / "fleet", count=4, **ROTATION) as fleet:
         fleet.run(20)
+        restart_aggregator(fleet)
         owner = fleet.stage.fleet
         before = owner.roster.keys_since
         owner.rotate()
@@ -126,6 +120,7 @@ def test_later_keys_still_open_the_models(tmp_path):
             fleet.step()
         found = reader_of(fleet).finished_run()
         assert found.key_version == before < owner.roster.keys_since
+        assert found.models[0].own.state.id == StateId(0, 3)
         assert found.models[0].theta.tobytes() == fleet.model("dev-00").theta.tobytes()
         owner.forget_versions_before(before + 1)
         with pytest.raises(ConfigError, match="does not hold the keys of the key version"):
@@ -157,18 +152,6 @@ def test_revoked_statements_do_not_count(tmp_path):
             UntrustedError, match="2 devices of the roster have signed state 3 of model 0, 3 are needed"
         ):
             reader_of(fleet).finished_run()
-
-
-def test_restart_leaves_the_models_there(tmp_path):
-    """An aggregator that restarts after the run leaves the models there."""
-    with make_fleet(tmp_path / "fleet", **ROTATION) as fleet:
-        fleet.run(20)
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
-        for _ in range(20):
-            fleet.step()
-        (model,) = reader_of(fleet).finished_run().models
-        assert model.own.state.id == StateId(0, 3)
 
 
 def test_private_values_are_the_initial(tmp_path):

@@ -8,8 +8,16 @@ from edge_client.answers import inference
 from edge_client.learning.data import split
 from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
-from shoal.protocol.recipe import LocalTraining, Recipe
-from tests.helpers.fleets import CLASSES, INPUTS, finish_of, grouped_data, make_fleet
+from shoal.protocol.recipe import LocalTraining
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    begin_run,
+    finish_of,
+    grouped_data,
+    make_fleet,
+    restart_device,
+)
 from tests.helpers.round_fleets import held_states
 
 NAME = "dev-00"
@@ -55,14 +63,6 @@ def test_no_device_stores_the_origin(tmp_path):
         assert holding(origin) == []
 
 
-def begin_run(fleet, rounds=2):
-    options = Recipe("fedavg", rounds=rounds, min_contributors=1, seed=5, local=MINI)
-    plan = fleet.stage.add_run(fleet.bundle, draw_origins(fleet.bundle.manifest, 1, 5), options)
-    fleet.kill_aggregator()
-    fleet.plan = plan
-    fleet.revive_aggregator()
-
-
 def test_new_run_cancels_the_finish(tmp_path):
     """The finish is under way when the next run is announced: it ends before its first step, and the run takes every device."""
     with make_fleet(tmp_path / "fleet", grouped_data(4, 2)) as fleet:
@@ -71,7 +71,7 @@ def test_new_run_cancels_the_finish(tmp_path):
         for device in fleet.devices.values():
             device.runtime.tick(fleet.now_s)
             assert device.runtime.finishing
-        begin_run(fleet)
+        begin_run(fleet, local=MINI)
         fleet.run_until(lambda: bool(fleet.records()), 100)
         for device in fleet.devices.values():
             assert not device.runtime.finishing
@@ -123,8 +123,7 @@ def test_device_and_simulator_choose_alike(tmp_path, compile_once, weight):
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, local=MINI, rounds=4, min_contributors=3) as fleet:
         fleet._personal = weight
         for name in fleet.stage.devices:
-            fleet.kill_device(name)
-            fleet.revive_device(name)
+            restart_device(fleet, name)
         fleet.run(100)
         fleet.settle()
         cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in fleet.stage.devices]

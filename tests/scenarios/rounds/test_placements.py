@@ -5,7 +5,15 @@ import pytest
 from shoal.protocol.messages import Phase
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
+from tests.helpers.fleets import (
+    events,
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    restart_device,
+    same_partition,
+    truth_of,
+)
 
 LATE = "dev-06"
 CFL = {"algorithm": "cfl", "rounds": 11, "local": LocalTraining(epochs=2, batch_size=10, lr=0.5)}
@@ -17,10 +25,6 @@ FEDGROUP = {
     "local": LocalTraining(epochs=2, batch_size=10, lr=0.5),
     "pretrain": LocalTraining(epochs=6, batch_size=10, lr=0.5),
 }
-
-
-def events(records, kind):
-    return [e for r in records for e in r["events"] if e["kind"] == kind]
 
 
 def open_plan(fleet):
@@ -121,8 +125,7 @@ def test_killed_aggregator_opens_same_round(fleet, when):
     """An aggregator that is killed opens the same round again."""
     fleet.run_until(lambda: when(fleet), 60)
     before = open_plan(fleet)
-    fleet.kill_aggregator()
-    fleet.revive_aggregator()
+    restart_aggregator(fleet)
     after = open_plan(fleet)
     assert (after.round, after.assignments) == (before.round, before.assignments)
     assert finish(fleet) == [(LATE, "direction")]
@@ -133,8 +136,7 @@ def test_killed_newcomer_finds_its_group(fleet, times):
     """A newcomer that is killed while it is placed finds its group."""
     for _ in range(times):
         fleet.run_until(lambda: placing(fleet), 60)
-        fleet.kill_device(LATE)
-        fleet.revive_device(LATE)
+        restart_device(fleet, LATE)
     assert [device for device, _ in finish(fleet)] == [LATE]
 
 

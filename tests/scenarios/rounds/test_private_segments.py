@@ -16,19 +16,23 @@ from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
 from edge_client.storage.pending_upload import PENDING_FILES
 from edge_client.storage.state import DeviceState
-from shoal.protocol.recipe import LocalTraining, Recipe
+from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     CLASSES,
     INPUTS,
+    begin_run,
     finish_of,
     grouped_data,
     make_exact_fleet,
     make_fleet,
     open_upload,
+    restart_aggregator,
+    restart_device,
     thetas,
     uploads_of,
 )
+from tests.helpers.power_cuts import PowerCut, cut
 from tests.helpers.round_fleets import held_states
 from tests.helpers.tasks import logistic_bundle
 
@@ -105,38 +109,25 @@ def test_no_private_byte_leaves_a_device(tmp_path, tap):
             assert len(state) == FEDERATED
 
 
-def test_new_run_begins_with_tasks_values(tmp_path):
-    with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
-        fleet.run(30)
-        begin_run(fleet, BUNDLE)
-        fleet.run_until(lambda: bool(fleet.records()), 30)
-        np.testing.assert_array_equal(stored(fleet, NAME)[0], INITIAL)
-
-
 def test_values_are_the_users_and_the_runs(tmp_path):
-    """They are private to the device's user, and are not stored with another run."""
+    """They are private to the device's user, begin anew in a run of the same task, and are not stored with another's."""
     with make_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI) as fleet:
         fleet.run(30)
         assert [(fleet.stage.device_dir(NAME) / f).stat().st_mode & 0o777 for f in PENDING_FILES] == [0o600, 0o600]
         before, after = stored(fleet, NAME)
         assert not np.array_equal(before, after)
         np.testing.assert_array_equal(fleet.model(NAME).theta[FEDERATED:], after)
-        begin_run(fleet, logistic_bundle(INPUTS, CLASSES))
+        begin_run(fleet, local=MINI)
+        fleet.run_until(lambda: bool(fleet.records()), 30)
+        np.testing.assert_array_equal(stored(fleet, NAME)[0], INITIAL)
+        begin_run(fleet, bundle=logistic_bundle(INPUTS, CLASSES), local=MINI)
         fleet.run(30)
-        assert fleet.model(NAME).run == 2
+        assert fleet.model(NAME).run == 3
         assert stored(fleet, NAME) is None
         # The finished model of the earlier run keeps them, as it keeps the rest of that model.
         store = FinishedModels(fleet.stage.device_dir(NAME))
         first = store.models()[0]
         np.testing.assert_array_equal(store.load(first, first.own).theta[FEDERATED:], after)
-
-
-def begin_run(fleet, bundle):
-    options = Recipe("fedavg", rounds=2, min_contributors=1, seed=5, local=MINI)
-    plan = fleet.stage.add_run(bundle, draw_origins(bundle.manifest, 1, 5), options)
-    fleet.kill_aggregator()
-    fleet.plan = plan
-    fleet.revive_aggregator()
 
 
 @pytest.mark.parametrize("victim", ["between two writes", "sending device", "aggregator"])
@@ -145,9 +136,7 @@ def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim, tap):
     with make_exact_fleet(tmp_path / "fleet", bundle=BUNDLE, local=MINI, rounds=5, quorum=1.0, faults=tap) as fleet:
         fleet.run_until(lambda: fleet.closed() == 2, 30)
         if victim == "aggregator":
-            fleet.kill_aggregator()
-            fleet.step()
-            fleet.revive_aggregator()
+            restart_aggregator(fleet, steps=1)
         elif victim == "sending device":
             hold = tap.lose(client=fleet.client_id(NAME), ending="/up", hop=Hop.UP)
             fleet.run_until(lambda: fleet.devices[NAME].runtime.session.round.stage is Stage.SENDING, 30)
@@ -158,23 +147,14 @@ def test_a_kill_changes_no_bit(tmp_path, calm, monkeypatch, victim, tap):
             fleet.revive_device(NAME)
         else:
             uplink = fleet.devices[NAME].runtime._uplink
-            monkeypatch.setattr(uplink, "keep", power_cut)
+            monkeypatch.setattr(uplink, "keep", cut)
             earlier = stored(fleet, NAME)[1].copy()
-            with pytest.raises(PowerCutError):
+            with pytest.raises(PowerCut):
                 fleet.run_until(lambda: fleet.finished, 30)
             np.testing.assert_array_equal(stored(fleet, NAME)[1], earlier)
-            fleet.kill_device(NAME)
-            fleet.revive_device(NAME)
+            restart_device(fleet, NAME)
         fleet.run(100)
         assert thetas(fleet) == calm
-
-
-class PowerCutError(Exception):
-    pass
-
-
-def power_cut(*_):
-    raise PowerCutError
 
 
 def test_path_models_take_newest_values(tmp_path):

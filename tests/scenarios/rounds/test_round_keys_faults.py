@@ -1,15 +1,20 @@
 """Runs with round keys on the loopback fleet when a disk fails, messages are damaged or repeated, or a device comes early."""
 
-import time
-
 import pytest
 from shoal_lab.loopback.transport import Hop
 
 from edge_client.models.store import StateStore
 from edge_client.run.held_models import HeldModels
 from shoal.errors import ConfigError, IntegrityError, StorageError
-from shoal.owner.keys.directory import ROSTER_LIFE_S
-from tests.helpers.fleets import grouped_data, make_fleet, names, publish, reasons, thetas, uploads_of
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    names,
+    reasons,
+    restart_device,
+    thetas,
+    uploads_of,
+)
 
 OPTIONS = {"mode": "rotation", "quorum": 0.5, "deadline_s": 1000.0}
 ILL = "dev-02"
@@ -63,21 +68,20 @@ def test_no_update_before_states_are_stored(fleet, tap, monkeypatch):
     assert ILL in finish(fleet)[-1]["clusters"]
 
 
-def test_round_without_storage_is_skipped(fleet, monkeypatch):
-    """An error that is not the disk's does not end the device, but no update of that round may leave either."""
-    failing(monkeypatch, StateStore, "commit", ConfigError("can't write index.bin: Permission denied"))
+@pytest.mark.parametrize(
+    ("owner", "method", "error", "told"),
+    [
+        (StateStore, "commit", ConfigError("can't write index.bin: Permission denied"), "other"),
+        (HeldModels, "_unmask", IntegrityError("damaged"), "refused"),
+    ],
+    ids=["not stored", "a damaged mean"],
+)
+def test_round_without_its_state_is_skipped(fleet, monkeypatch, owner, method, error, told):
+    """An error that is not the disk's does not end the device, and no update of that round leaves; the next mean brings both."""
+    failing(monkeypatch, owner, method, error)
     records = finish(fleet)
     (((at, name), reason),) = declined(records).items()
-    assert (name, reason) == (ILL, "other")
-    assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
-
-
-def test_next_mean_makes_up_for_damage(fleet, monkeypatch):
-    """A damaged mean is declined and the next one brings both rounds."""
-    failing(monkeypatch, HeldModels, "_unmask", IntegrityError("damaged"))
-    records = finish(fleet)
-    (((at, name), reason),) = declined(records).items()
-    assert (name, reason) == (ILL, "refused")
+    assert (name, reason) == (ILL, told)
     assert [r["round"] for r in records if ILL in r["norms"]] == [r for r in range(1, 8) if r != at]
 
 
@@ -92,8 +96,7 @@ def test_message_thrice_changes_nothing(fleet, tap, caplog):
 def test_restarted_device_knows_its_package(fleet, caplog):
     """A restarted device recognises the package of its run."""
     for name in names(4):
-        fleet.kill_device(name)
-        fleet.revive_device(name)
+        restart_device(fleet, name)
     finish(fleet)
     assert not [text for text in reasons(caplog) if "run 1" in text]
 
@@ -115,26 +118,9 @@ def test_early_admission_awaits_checkpoint(tmp_path):
     first = {name: data[name] for name in names(4)}
     with make_fleet(tmp_path / "fleet", first, rounds=12, **OPTIONS) as fleet:
         fleet.stage.add_device("dev-04")
-        publish(fleet)
+        fleet.publish()
         fleet.revive_device("dev-04", data["dev-04"])
         records = fleet.run(900)
         assert set(declined(records)) <= {(r, "dev-04") for r in (1, 2, 3)}
         assert "dev-04" in records[-2]["norms"]
         assert len(set(thetas(fleet).values())) == 1
-
-
-def test_expired_roster_stops_the_run(fleet, monkeypatch):
-    """A roster that expires between rounds stops the run until it is renewed."""
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + ROSTER_LIFE_S + 10)
-    fleet.run_until(lambda: all(d.runtime.session.roster.lapsed for d in fleet.devices.values()), 200)
-    done = len(fleet.records())
-    fleet.kill_device(ILL)
-    fleet.revive_device(ILL)
-    fleet.settle()
-    assert len(fleet.records()) == done
-    fleet.stage.fleet.renew()
-    publish(fleet)
-    records = fleet.run(3000)
-    assert set(records[-1]["clusters"]) == set(names(4))
-    assert len(set(thetas(fleet).values())) == 1

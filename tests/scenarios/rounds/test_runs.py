@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.fleet import LoopbackError, draw_origins
+from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.strategies.cfl.state import CflSettings
 from edge_client.learning.data import split
@@ -19,6 +19,7 @@ from tests.helpers.fleets import (
     INPUTS,
     announcements,
     answers,
+    events,
     grouped_data,
     make_fleet,
     same_partition,
@@ -33,14 +34,11 @@ IFCA = {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK
 CFL = {"algorithm": "cfl", "rounds": 8, "local": QUICK}
 
 
-def events(records, kind):
-    return [e for r in records for e in r["events"] if e["kind"] == kind]
-
-
 def test_fedavg_runs_to_the_end(tmp_path):
     """Every round has all devices, the loss falls, and everybody ends with the same model."""
-    with make_fleet(tmp_path / "fleet", count=4, rounds=4) as fleet:
+    with make_fleet(tmp_path / "fleet", count=4, rounds=4, evaluate_every=2) as fleet:
         records = fleet.run(10)
+        assert [r["tested"] > 0 for r in records] == [False, True, False, True, True]
         assert [r["round"] for r in records] == [1, 2, 3, 4, 5]
         assert [r["final"] for r in records] == [False] * 4 + [True]
         assert all(r["contributed"] == r["ordered"] == 4 and not r["missing"] for r in records)
@@ -58,6 +56,11 @@ def test_ifca_finds_the_groups(tmp_path):
         assert records[-1]["correct"] / records[-1]["tested"] > 0.75
         models = thetas(fleet)
         assert same_partition({d: hash(m) for d, m in models.items()}, truth_of(6, 2))
+        ended, (kept,) = events(records, "start-ended"), events(records, "start-kept")
+        assert [e["start"] for e in ended] == [0, 1, 2, 3]
+        best = min(ended, key=lambda e: e["loss"])
+        assert (kept["start"], kept["loss"]) == (best["start"], best["loss"])
+        assert {c // 2 for c in records[-1]["clusters"].values()} == {kept["start"]}
 
 
 def test_next_round_comes_before_answers(tmp_path, tap):
@@ -103,27 +106,6 @@ def test_protocol_computes_plain_fedavg(tmp_path):
     assert reached.tobytes() == theta.tobytes()
 
 
-def test_ifca_keeps_the_start_of_least_loss(tmp_path):
-    settings = {"k": "2", "restarts": "3", "restart_rounds": "2"}
-    with make_fleet(tmp_path / "fleet", grouped_data(4, 2), **{**IFCA, "rounds": 8, "settings": settings}) as fleet:
-        records = fleet.run(10)
-        ended, (kept,) = events(records, "start-ended"), events(records, "start-kept")
-        assert [e["start"] for e in ended] == [0, 1, 2]
-        best = min(ended, key=lambda e: e["loss"])
-        assert (kept["start"], kept["loss"]) == (best["start"], best["loss"])
-        assert {c // 2 for c in records[-1]["clusters"].values()} == {kept["start"]}
-
-
-def test_cfl_splits_into_the_groups(tmp_path):
-    with make_fleet(tmp_path / "fleet", grouped_data(8, 2), **CFL) as fleet:
-        records = fleet.run(10)
-        (cut,) = events(records, "split")
-        assert same_partition(records[-1]["clusters"], truth_of(8, 2))
-        assert min(cut["prefer"]) > 0.75
-        assert max(cut["p_value"]) < 0.01
-        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
-
-
 def test_cfl_splits_no_equal_devices(tmp_path):
     """The norm test is made to fire as early and as often as it can; split validation rejects every split."""
     settings = {"eps1": "5", "refused_cool_down": "0", "trial_rounds": "1"}
@@ -133,35 +115,6 @@ def test_cfl_splits_no_equal_devices(tmp_path):
         assert len(events(records, "split-refused")) >= 2
         assert not events(records, "split")
         assert set(records[-1]["clusters"].values()) == {0}
-
-
-def test_a_newcomer_joins_fedavg(tmp_path):
-    data = grouped_data(3)
-    late = data.pop("dev-02")
-    with make_fleet(tmp_path / "fleet", data, rounds=4) as fleet:
-        fleet.run_until(lambda: fleet.closed() == 1, 10)
-        fleet.add_device("dev-02", late)
-        records = fleet.run(100)
-        assert records[0]["ordered"] == 2
-        assert records[-1]["contributed"] == 3
-        assert len(set(thetas(fleet).values())) == 1
-
-
-def test_accuracy_is_reported_when_asked(tmp_path):
-    with make_fleet(tmp_path / "fleet", rounds=4, evaluate_every=2) as fleet:
-        assert [r["tested"] > 0 for r in fleet.run(10)] == [False, True, False, True, True]
-
-
-def test_same_devices_are_drawn_again(tmp_path):
-    """Half of the devices a round, decided by the plan's seed; everybody takes part in the final round."""
-    drawn = []
-    for name in ("a", "b"):
-        with make_fleet(tmp_path / name, count=4, participation=0.5) as fleet:
-            records = fleet.run(10)
-            assert [r["contributed"] for r in records] == [2, 2, 2, 4]
-            drawn.append([sorted(r["norms"]) for r in records])
-    assert drawn[0] == drawn[1]
-    assert len({tuple(d) for d in drawn[0][:3]}) > 1
 
 
 def test_trial_at_the_end_leaves_halfs_model(tmp_path, monkeypatch):
@@ -185,7 +138,10 @@ def test_newcomer_finds_group_among_leaves(tmp_path):
         fleet.run_until(lambda: bool(events(fleet.records(), "split")), 10)
         fleet.add_device("dev-09", late)
         records = fleet.run(100)
-        (placed,) = events(records, "newcomer")
+        (cut,), (placed,) = events(records, "split"), events(records, "newcomer")
+        assert min(cut["prefer"]) > 0.75
+        assert max(cut["p_value"]) < 0.01
+        assert records[-1]["correct"] / records[-1]["tested"] > 0.75
         assert (placed["device"], placed["by"]) == ("dev-09", "direction")
         assert same_partition(records[-1]["clusters"], truth_of(10, 2))
         models = thetas(fleet)
@@ -214,15 +170,23 @@ def test_aggregator_holds_two_rounds_means(tmp_path, mode):
             assert sum(same_values) == (1 if mode == "permutation" else 0)
 
 
-def test_unable_run_says_what_it_waits_for(tmp_path, tap):
-    """A run that can't finish says what it waits for."""
-    with make_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
-        tap.lose(client=fleet.client_id("dev-01"), ending="/up")
-        with pytest.raises(LoopbackError, match="round 1: 2 of 3, waiting for dev-01"):
-            fleet.run(5)
-
-
-def test_plan_its_strategy_refuses_is_void(tmp_path):
-    """A plan that its strategy refuses is not signed."""
-    with pytest.raises(ConfigError, match="leave none"):
-        make_fleet(tmp_path, algorithm="ifca", settings={"k": "2", "restarts": "2", "restart_rounds": "5"}, rounds=10)
+@pytest.mark.parametrize(
+    ("options", "words", "hint"),
+    [
+        ({**IFCA, "settings": {"k": "2", "restarts": "2", "restart_rounds": "5"}, "rounds": 10}, "leave none", ""),
+        ({"algorithm": "fedgrouprox", "local": QUICK}, "prox_mu is 0", ""),
+        ({"mode": "householder"}, "'householder'", "signed-permutation"),
+        (
+            {"algorithm": "fedgroup", "settings": {"groups": "2", "eta_g": "0.1"}, "norm_noise": 0.01},
+            "hides nothing",
+            "",
+        ),
+        ({**IFCA, "settings": {"normalise": "samples"}, "weighting": "uniform"}, "no sample counts", ""),
+    ],
+    ids=["settings", "no proximal term", "unknown mode", "norms that show", "counts that show"],
+)
+def test_owner_signs_no_void_plan(tmp_path, options, words, hint):
+    """Nor one that gives away what it promises to hide."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        make_fleet(tmp_path, **options)
+    assert hint in caught.value.hint

@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 from shoal_lab.loopback.fleet import EPOCH_S, LoopbackError, draw_origins
 
-from aggregator import membership as aggregators
-from aggregator.status.watch import FleetWatch
 from crypto.seal.identity import sign_document
 from edge_client.learning.data import Dataset
 from edge_client.membership import init, join
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import WireError
 from shoal.membership.grants import open_card
-from shoal.owner.keys.vault import run_file
-from shoal.owner.runs.standing import sign_again
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage, Schedule
@@ -30,8 +26,8 @@ from tests.helpers.fleets import (
     aggregator_identity,
     make_fleet,
     names,
-    publish,
     reasons,
+    restart_device,
     same_partition,
     tell,
     thetas,
@@ -39,6 +35,7 @@ from tests.helpers.fleets import (
 )
 from tests.helpers.plans import a_recipe
 from tests.scenarios.hostile.lying_devices import Liar, lies_of, paths
+from tests.scenarios.revocation.test_schedule_keys import next_run, renew, replace_aggregator
 
 DAY_S = 24 * 3600
 
@@ -55,12 +52,6 @@ def fleet(tmp_path):
     ) as found:
         found.run(100)
         yield found
-
-
-def next_run(fleet):
-    """Let the next run begin and end; return its records."""
-    fleet.rest_until_next(2 * DAY_S)
-    return fleet.run(5000)
 
 
 def package_of(fleet, run=1):
@@ -99,12 +90,6 @@ def test_runs_follow_each_other(fleet):
     assert not fleet.standing.begin_next()
 
 
-def test_a_good_package_is_taken_in_time(fleet):
-    """The one that the refused ones below differ from."""
-    fleet.rest(DAY_S)
-    assert offer(fleet, second(fleet)) == {2}
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -119,13 +104,13 @@ def test_a_false_turn_is_refused(fleet, caplog, changes, reason):
     fleet.rest(DAY_S)
     assert offer(fleet, second(fleet, **changes)) == {1}
     assert reason is None or any(reason in text for text in reasons(caplog))
+    assert offer(fleet, second(fleet)) == {2}, "a true one is taken"
 
 
 def test_an_early_run_is_refused(fleet, caplog):
     """Also by a device that was started again meanwhile, and by one whose clock is a day ahead."""
     fleet.rest(DAY_S / 4)
-    fleet.kill_device("dev-00")
-    fleet.revive_device("dev-00")
+    restart_device(fleet, "dev-00")
     fleet.devices["dev-01"].runtime._clock_s = lambda: EPOCH_S + fleet.now_s + DAY_S
     assert offer(fleet, second(fleet)) == {1}
     assert [text for text in reasons(caplog) if "after the end of the last one" in text]
@@ -225,8 +210,7 @@ def test_one_device_lies_about_its_models(fleet, row):
         told = Liar(patch, liar)
         for lie in lies_of(row):
             told.lie = lie
-            fleet.kill_device(liar)
-            fleet.revive_device(liar)
+            restart_device(fleet, liar)
             fleet.settle()
         assert told.told
         next_run(fleet)
@@ -280,25 +264,14 @@ class Month:
 
     def change_data(self, turn):
         for name in self.here:
-            self.fleet.kill_device(name)
-            self.fleet.revive_device(name, data_of(name, turn, self.concepts))
+            restart_device(self.fleet, name, data_of(name, turn, self.concepts))
         self.fleet.settle()
-
-    def sign_again(self):
-        owner = self.fleet.stage.fleet
-        with owner.changing():
-            plan = sign_again(owner)
-        return run_file(owner.path, plan.run).read_bytes()
-
-    def renew(self):
-        publish(self.fleet)
-        answer = self.fleet.ask(RequestAction.START, package=self.sign_again()).answer
-        assert answer.outcome is Outcome.DONE
 
     def revoke(self, name):
         self.fleet.stage.fleet.revoke(name)
         self.gone.add(name)
-        self.renew()
+        self.fleet.publish()
+        renew(self.fleet)
 
     def reinstall(self, name, turn):
         """A device loses its directory, and comes back under its name with new keys."""
@@ -309,20 +282,9 @@ class Month:
         card = init(place, name).read_bytes()
         owner.burn(open_card(card))
         join(place, owner.add_device(card).read_bytes(), owner.fingerprint)
-        self.renew()
+        fleet.publish()
+        renew(fleet)
         fleet.revive_device(name, data_of(name, turn, self.concepts))
-
-    def replace_aggregator(self):
-        fleet, owner = self.fleet, self.fleet.stage.fleet
-        fleet.kill_aggregator()
-        shutil.rmtree(fleet.stage.aggregator_dir)
-        card = aggregators.init(fleet.stage.aggregator_dir, "aggregator").read_bytes()
-        owner.replace_aggregator(card)
-        grant = owner.replace_aggregator(card, "", self.sign_again())
-        aggregators.join(fleet.stage.aggregator_dir, grant.read_bytes(), owner.fingerprint)
-        fleet._watch = FleetWatch(clock=fleet._clock)
-        publish(fleet)
-        fleet.start_idle_aggregator()
 
     def check_devices(self):
         """No device answers with a model that is worse, on its present validation share, than another that it has."""
@@ -349,7 +311,7 @@ def test_a_month(tmp_path, count, runs):
             if run == runs // 3 + 1:
                 month.reinstall("dev-03", run // EVERY)
             if run == 2 * runs // 3:
-                month.replace_aggregator()
+                replace_aggregator(fleet)
             if run:
                 fleet.rest_until_next(3 * DAY_S)
             final = fleet.run(9000)[-1]

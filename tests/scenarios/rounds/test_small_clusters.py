@@ -9,7 +9,13 @@ import pytest
 from edge_client.models.store import STATE_FILES
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    same_partition,
+    truth_of,
+)
 
 QUICK = LocalTraining(epochs=0, steps=4, batch_size=0, lr=0.8)
 ALONE = LocalTraining(epochs=0, steps=12, batch_size=0, lr=0.8)
@@ -130,8 +136,7 @@ def test_two_devices_away_in_turn(tmp_path, crash):
             fleet.kill_device(name)
             until(fleet, len(fleet.records()) + 3)
             if crash:
-                fleet.kill_aggregator()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet)
             fleet.revive_device(name)
         ends_in_step(fleet)
 

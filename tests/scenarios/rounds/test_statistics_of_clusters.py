@@ -16,6 +16,7 @@ from edge_client.storage.scales import Scales
 from shoal.protocol.recipe import LocalTraining
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.cases import with_long
+from tests.helpers.fleets import restart_aggregator
 from tests.helpers.plans import a_recipe
 from tests.helpers.tasks import INPUTS, logistic_bundle, samples
 
@@ -66,8 +67,7 @@ def test_clusters_keep_their_own_scale(tmp_path, algorithm, settings):
     with LoopbackFleet(tmp_path, bundle(), data(), options(algorithm, settings=settings)) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 5, LIMIT_S)
         fleet.kill_device("dev-02")
-        fleet.kill_aggregator()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet)
         fleet.revive_device("dev-02")
         fleet.run(LIMIT_S)
         assert [event["devices"] for event in events(fleet, "statistics")] == [8, 4, 4]

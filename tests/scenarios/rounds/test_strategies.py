@@ -4,16 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.transport import Hop
 
-from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
-    LOST,
+    all_but_the_first,
+    events,
     grouped_data,
     make_exact_fleet,
     make_fleet,
+    restart_aggregator,
     same_partition,
     thetas,
     truth_of,
@@ -47,15 +47,6 @@ def by_name(cases, *repeated):
         pytest.param(options, id=name, marks=pytest.mark.long if name in repeated else ())
         for name, options in cases.items()
     ]
-
-
-def events(records, kind):
-    return [e for r in records for e in r["events"] if e["kind"] == kind]
-
-
-def test_proximal_run_needs_its_term(tmp_path):
-    with pytest.raises(ConfigError, match="prox_mu is 0"):
-        make_fleet(tmp_path, algorithm="fedgrouprox", local=QUICK)
 
 
 def test_fedgroup_groups_all_in_the_end(tmp_path):
@@ -202,22 +193,8 @@ def test_crash_in_any_phase_changes_no_bit(tmp_path, calm, round_, tap):
         state = fleet.service.state
         assert (state.round, len(state.received)) == (round_, 1)
         assert state.waiting
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         tap.rules.clear()
         records = fleet.run(100)
         assert records[-1]["clusters"] == clusters
         assert thetas(fleet) == models
-
-
-def all_but_the_first(fleet):
-    """Return a rule that loses the uploads of all devices but the first that the open round has an order for."""
-
-    def rule(passage):
-        if passage.hop is not Hop.UP or not passage.topic.endswith("/up"):
-            return None
-        first = min(fleet.service.state.plan.assignments)
-        return None if passage.client == fleet.client_id(first) else LOST
-
-    return rule

@@ -9,7 +9,12 @@ import pytest
 
 from shoal.protocol.messages import Phase
 from shoal.protocol.recipe import LocalTraining
-from tests.helpers.fleets import grouped_data, make_fleet, names
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    names,
+    restart_aggregator,
+)
 
 ROTATION = {"mode": "rotation", "deadline_s": 20.0}
 QUICK = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.2)
@@ -18,10 +23,6 @@ END_S = 20_000.0
 
 def kinds(records):
     return [e["kind"] for r in records for e in r["events"]]
-
-
-def events(records, kind):
-    return [e for r in records for e in r["events"] if e["kind"] == kind]
 
 
 def assigned(fleet):
@@ -62,9 +63,7 @@ class Churn:
                 seen = done
                 change(self, done)
                 if self.random.random() < self.kills:
-                    fleet.kill_aggregator()
-                    fleet.step()
-                    fleet.revive_aggregator()
+                    restart_aggregator(fleet, steps=1)
             fleet.step()
             self.return_late()
         fleet.settle()
@@ -192,9 +191,7 @@ def test_a_fifth_is_drawn_each_round(tmp_path):
     options = {"rounds": 20, "min_contributors": 2, "quorum": 0.5, "local": QUICK, "participation": 0.2, **ROTATION}
     with make_fleet(tmp_path / "fleet", grouped_data(10, n=12), **options) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 9, 600)
-        fleet.kill_aggregator()
-        fleet.step()
-        fleet.revive_aggregator()
+        restart_aggregator(fleet, steps=1)
         records = ends_with_one_model(fleet)
         assert [r["contributed"] for r in records[:-1]] == [2] * 20
         assert not [r["declined"] for r in records if r["declined"]]

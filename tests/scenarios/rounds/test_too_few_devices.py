@@ -1,31 +1,22 @@
 """A run whose fleet has fallen below ``min_contributors`` waits, says so, and goes on once a device is admitted or returns."""
 
-import json
 import logging
 
 import pytest
-from typer.testing import CliRunner
 
-from aggregator.cli import app
 from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, TOO_SMALL_HINT
-from aggregator.status.live_file import LiveFile
 from shoal.protocol.requests import RequestAction
-from shoal.util.files import exclusive
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, thetas
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    status_of,
+    thetas,
+)
 
 REASON = "the fleet has 2 devices, and a mean takes 3 (min_contributors)"
 LONG_S = 500.0
-
-
-def status(fleet, *options):
-    """Write what the daemon writes, and return what ``shoal-aggregator status`` prints."""
-    directory = fleet.stage.aggregator_dir
-    LiveFile(directory, fleet.service.watch).keep_up(fleet.service.facts, fleet.now_s)
-    with exclusive(directory, wait_s=0, hint=""):
-        told = CliRunner().invoke(app, ["status", str(directory), *options])
-    assert told.exit_code == 0, told.output
-    return told.output
 
 
 def small_fleet(root, **options):
@@ -43,8 +34,7 @@ def revoke(fleet, name="dev-02"):
 
 
 def restart(fleet):
-    fleet.kill_aggregator()
-    fleet.revive_aggregator()
+    restart_aggregator(fleet)
     fleet.run_until(lambda: fleet.service.state.plan is None, 60)
 
 
@@ -73,7 +63,7 @@ def test_revocation_waits_for_an_admission(tmp_path, restarted, caplog):
         if restarted:
             restart(fleet)
             assert waits(fleet) == closed
-        text, data = status(fleet), json.loads(status(fleet, "--json"))["data"]
+        text, data = status_of(fleet), status_of(fleet, "--json")
         (problem,) = data["problems"]
         assert problem == {"reason": f"run 1 can't go on: {REASON}", "advice": TOO_SMALL_HINT}
         assert f"problem: run 1 can't go on: {REASON}\n  hint: {TOO_SMALL_HINT}\n" in text
@@ -93,7 +83,7 @@ def test_revocation_waits_for_an_admission(tmp_path, restarted, caplog):
         assert any(REASON in line and TOO_SMALL_HINT in line for line in warned)
         fleet.add_device("dev-03", grouped_data(4)["dev-03"])
         records = fleet.run(2000)
-        assert json.loads(status(fleet, "--json"))["data"]["problems"] == []
+        assert status_of(fleet, "--json")["problems"] == []
     assert [r["round"] for r in records] == list(range(1, 10))
     handed = [e["round"] for r in records for e in r["events"] if e["kind"] == "checkpoints_ordered"]
     assert handed == [closed + 1], "the two others hand the newcomer their model in a round of its own"
@@ -111,7 +101,7 @@ def test_run_waits_for_a_device_that_is_off(tmp_path, restarted):
         if restarted:
             restart(fleet)
             assert waits(fleet) == closed
-        (problem,) = json.loads(status(fleet, "--json"))["data"]["problems"]
+        (problem,) = status_of(fleet, "--json")["problems"]
         assert problem["reason"] == (
             "run 1 can't go on: its deadline has passed, 2 here and 3 must be (min_contributors 3)"
         )
@@ -131,7 +121,7 @@ def test_admitted_device_is_the_one_to_start(tmp_path):
         fleet.add_device("dev-03", grouped_data(4)["dev-03"])
         fleet.kill_device("dev-03")  # before it could say a word
         waits(fleet)
-        data = json.loads(status(fleet, "--json"))["data"]
+        data = status_of(fleet, "--json")
         assert [m["device"] for m in data["run"]["missing"]] == ["dev-03"]
         assert "start dev-03 again" in data["problems"][0]["advice"]
 
@@ -187,7 +177,7 @@ def test_status_names_the_missing_holders(tmp_path):
         for name in ("dev-03", "dev-04"):
             fleet.add_device(name, grouped_data(5)[name])
         waits(fleet)
-        (problem,) = json.loads(status(fleet, "--json"))["data"]["problems"]
+        (problem,) = status_of(fleet, "--json")["problems"]
         assert problem["reason"] == (
             "run 1 can't go on: its deadline has passed, 3 devices online, and 1 of them holds its models: "
             "2 must, to certify them for the others"

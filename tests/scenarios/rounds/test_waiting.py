@@ -1,32 +1,22 @@
 """`shoal-aggregator status` reports on the open round."""
 
-import json
 import logging
 import re
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from aggregator.cli import app
-from aggregator.status.live_file import LiveFile
 from shoal.protocol.recipe import Recipe
-from shoal.util.files import exclusive
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import make_fleet
-
-
-def status(fleet, *options):
-    """Write the daemon's facts, and return the status."""
-    LiveFile(fleet.stage.aggregator_dir, fleet.service.watch).keep_up(fleet.service.facts, fleet.now_s)
-    with exclusive(fleet.stage.aggregator_dir, wait_s=0, hint=""):
-        told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir), *options])
-    assert told.exit_code == 0, told.output
-    return told.output
+from tests.helpers.fleets import (
+    make_fleet,
+    restart_aggregator,
+    status_of,
+)
 
 
 def waiting(fleet):
-    return json.loads(status(fleet, "--json"))["data"]["runs"][0]["waiting"]
+    return status_of(fleet, "--json")["runs"][0]["waiting"]
 
 
 @pytest.fixture
@@ -43,7 +33,7 @@ def test_waiting_round_says_for_whom(fleet, tap):
     assert waiting(fleet) == ""
     fleet.run_until(lambda: waiting(fleet), 10)
     assert waiting(fleet) == "round 2: 2 of 3, waiting for dev-02"
-    assert "; waiting for dev-02" in status(fleet).splitlines()[-1]
+    assert "; waiting for dev-02" in status_of(fleet).splitlines()[-1]
     tap.forgive(hold)
     fleet.run_until(lambda: fleet.closed() == 2, 100)
     assert waiting(fleet) == ""
@@ -65,7 +55,7 @@ def test_a_run_in_the_queue_hides_nothing(fleet, tap):
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: waiting(fleet), 10)
     fleet.stage.add_run(fleet.bundle, np.zeros((1, fleet.plan.length), np.float32), Recipe("fedavg", rounds=2))
-    lines = [line[:10] for line in status(fleet).splitlines()]
+    lines = [line[:10] for line in status_of(fleet).splitlines()]
     assert [line for line in lines if line.startswith("run")] == ["run 1: fed", "run 1 now:", "run 2: fed"]
 
 
@@ -74,17 +64,17 @@ def test_killed_aggregators_line_is_gone(fleet, tap):
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: fleet.now_s > 5, 10)
     assert waiting(fleet)
-    fleet.kill_aggregator()
-    fleet.revive_aggregator()
+    restart_aggregator(fleet)
     assert waiting(fleet) == ""
 
 
 def test_nobody_waits_where_nobody_serves(fleet, tap):
     tap.lose(client=fleet.client_id("dev-02"), ending="/up")
     fleet.run_until(lambda: fleet.now_s > 5, 10)
-    told = CliRunner().invoke(app, ["status", str(fleet.stage.aggregator_dir)])
-    assert "not running" in told.output
-    assert "waiting" not in told.output
+    fleet.kill_aggregator()
+    told = status_of(fleet)
+    assert "not running" in told
+    assert "waiting" not in told
 
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -98,8 +88,11 @@ def test_dead_needed_device_is_named(tmp_path, quorum, caplog):
     with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
         fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_device("dev-02")
+        fleet.run_until(lambda: waiting(fleet), 60)
+        assert "deadline" not in waiting(fleet)
+        assert status_of(fleet, "--json")["runs"][0]["shortage"] is None
         fleet.run_until(lambda: "deadline passed" in waiting(fleet), 60)
-        run = json.loads(status(fleet, "--json"))["data"]["runs"][0]
+        run = status_of(fleet, "--json")["runs"][0]
         needed = "must be (min_contributors 3)" if quorum == 0.5 else "must (quorum 0.8)"
         assert re.search(rf"the deadline passed at {STAMP}, 2 .* and 3 {re.escape(needed)}", run["waiting"])
         assert re.search(r"\(.*\); start dev-02 again", run["waiting"])
@@ -110,21 +103,10 @@ def test_dead_needed_device_is_named(tmp_path, quorum, caplog):
         assert all(re.fullmatch(STAMP, m["since"]) for m in short["missing"])
         assert re.fullmatch(STAMP, short["deadline_passed_at"])
         assert (short["deadline_passed"], short["here"], short["needed"], short["min_contributors"]) == (True, 2, 3, 3)
-        assert short["hint"] in status(fleet)
+        assert short["hint"] in status_of(fleet)
         assert run["waiting"] in [r.getMessage() for r in caplog.records]
         fleet.revive_device("dev-02")
         closed = len(fleet.records())
         fleet.run_until(lambda: fleet.closed() > closed + 1, 30)
         fleet.run_until(lambda: not waiting(fleet), 10)
-        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
-
-
-def test_before_the_deadline_nothing_is_said(tmp_path):
-    """Before the deadline nothing is said of it."""
-    options = {"min_contributors": 3, "quorum": 0.8, "deadline_s": 500.0, "rounds": 30}
-    with make_fleet(tmp_path / "fleet", count=3, **options) as fleet:
-        fleet.run_until(lambda: fleet.closed() == 1, 10)
-        fleet.kill_device("dev-02")
-        fleet.run_until(lambda: waiting(fleet), 60)
-        assert "deadline" not in waiting(fleet)
-        assert json.loads(status(fleet, "--json"))["data"]["runs"][0]["shortage"] is None
+        assert status_of(fleet, "--json")["runs"][0]["shortage"] is None

@@ -5,7 +5,14 @@ import pytest
 
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, same_partition, thetas, truth_of
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    same_partition,
+    thetas,
+    truth_of,
+)
 
 COUNT = 8
 OPTIONS = {"local": LocalTraining(epochs=2, batch_size=10, lr=0.5), "quorum": 1.0, "min_contributors": 2}
@@ -69,9 +76,7 @@ def test_a_death_in_round_one_is_harmless(tmp_path, earlier, algorithm):
         with make_fleet(tmp_path / str(dies), moved_data(), origins=earlier, **options) as fleet:
             fleet.step()
             if dies:
-                fleet.kill_aggregator()
-                fleet.step()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet, steps=1)
             fleet.run(20)
             ends.append(thetas(fleet))
     assert ends[0] == ends[1]

@@ -21,6 +21,7 @@ from tests.helpers.fleets import (
     make_fleet,
     names,
     reasons,
+    restart_aggregator,
     same_partition,
     thetas,
     truth_of,
@@ -137,9 +138,7 @@ def test_a_power_cut_changes_no_bit(tmp_path, calm, victim, tap):
         if victim == "aggregator":
             for rounds in (3, 8):
                 fleet.run_until(lambda rounds=rounds: fleet.closed() == rounds, 30)
-                fleet.kill_aggregator()
-                fleet.step()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet, steps=1)
         else:
             ending, hop = ("/up", Hop.UP) if victim == "sending device" else ("", Hop.DOWN)
             fleet.run_until(lambda: fleet.closed() == 7, 30)

@@ -9,7 +9,13 @@ from aggregator.strategies.registry import STRATEGIES
 from shoal.protocol.chunking import ChunkKind, parse
 from shoal.protocol.shards import borders
 from tests.helpers.cases import with_long
-from tests.helpers.fleets import grouped_data, make_fleet, thetas
+from tests.helpers.fleets import (
+    grouped_data,
+    make_fleet,
+    restart_aggregator,
+    restart_device,
+    thetas,
+)
 from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES, DEVICES = 60, 4, 4
@@ -80,17 +86,13 @@ def test_kills_at_any_step_change_nothing(tmp_path, expected, seed):
                     fleet.step()
             victim = str(random.choice(["worker-0", "worker-1", "aggregator", "dev-02"]))
             if victim == "aggregator":
-                fleet.kill_aggregator()
-                fleet.step()
-                fleet.revive_aggregator()
+                restart_aggregator(fleet, steps=1)
             elif victim.startswith("worker"):
                 kill_worker(fleet, victim)
                 fleet.step()
                 fleet.revive_worker(victim)
             else:
-                fleet.kill_device(victim)
-                fleet.step()
-                fleet.revive_device(victim)
+                restart_device(fleet, victim, steps=1)
         fleet.run(300)
         fleet.run_until(
             lambda: all(d.runtime.runs_done or d.runtime.session.round.answered for d in fleet.devices.values()), 100

@@ -12,7 +12,7 @@ from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, split
 from shoal.protocol.reassembly import TooLargeError
 from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.transport.base import Message
-from tests.helpers.fleets import Wiretap, make_fleet, open_upload, publish, seal_upload, uploads_of
+from tests.helpers.fleets import Wiretap, make_fleet, open_upload, seal_upload, uploads_of
 from tests.helpers.floods import MIB, claim, claims
 
 TOPICS = Topics("demo")
@@ -123,6 +123,6 @@ def test_a_revoked_device_holds_nothing(waiting):
     flood(waiting, TOPICS.up(VICTIM), [claim(ChunkKind.UPLOAD, 2100, 1)])
     assert held(service) > 0
     waiting.fleet.stage.fleet.revoke(VICTIM)
-    publish(waiting.fleet)
+    waiting.fleet.publish()
     waiting.fleet.settle()
     assert held(service) == 0

@@ -17,7 +17,7 @@ from shoal_lab.loopback.transport import Hop, Passage
 
 from aggregator.membership import AggregatorMembership
 from crypto.mask.masking import mask
-from tests.helpers.fleets import make_fleet, publish
+from tests.helpers.fleets import make_fleet
 
 
 def test_a_stretch_of_an_update_is_found():
@@ -69,7 +69,7 @@ def test_the_record_of_a_fleet(tmp_path):
     ):
         fleet.run_until(lambda: fleet.closed() >= 1, 20)
         fleet.stage.fleet.rotate()
-        publish(fleet)
+        fleet.publish()
         fleet.run(20)
         found = recorded_uploads(tap.heard, AggregatorMembership(fleet.stage.aggregator_dir))
         grants = {name: len(recorded_grants(tap.heard, name)) for name in fleet.stage.devices}

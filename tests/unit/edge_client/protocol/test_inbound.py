@@ -10,7 +10,7 @@ from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind
 from shoal.protocol.reassembly import cost_bytes
 from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.transport.base import Message
-from tests.helpers.fleets import Wiretap, make_fleet, publish
+from tests.helpers.fleets import Wiretap, make_fleet
 from tests.helpers.floods import MIB, claim, claims
 
 TOPICS = Topics("demo")
@@ -133,7 +133,7 @@ def test_large_change_leaves_members_out(tmp_path, monkeypatch):
             fleet.stage.add_device(f"new-{number}")
         whole = roster_change(None, fleet.stage.fleet.roster, fleet.stage.fleet.roster_bytes)
         assert whole.members == ()
-        publish(fleet)
+        fleet.publish()
         fleet.run_until(
             lambda: all(
                 device.runtime._membership.roster_bytes == fleet.stage.fleet.roster_bytes

@@ -18,7 +18,7 @@ from shoal.protocol.requests import RequestAction
 from shoal.protocol.topics import TopicKind
 from shoal.protocol.topics import parse as parse_topic
 from tests.helpers.enrolments import Scene
-from tests.helpers.fleets import Wiretap, grouped_data, make_fleet, publish
+from tests.helpers.fleets import Wiretap, grouped_data, make_fleet
 from tests.helpers.plans import run_plan
 
 ODD, OFF, LOSER = "dev-02", "dev-03", "dev-01"
@@ -158,7 +158,7 @@ def test_fleet_sends_only_what_table_lists(tmp_path, monkeypatch):
         fleet.run_until(lambda: fleet.closed() >= 1, 60)
         fleet.kill_device(OFF)
         fleet.stage.fleet.revoke(OFF)
-        publish(fleet)
+        fleet.publish()
         closed = len(fleet.records())
         fleet.run_until(lambda: fleet.closed() >= closed + 2, 120)
         fleet.broker._sessions[fleet.client_id(OFF)].backlog.clear()
