@@ -181,14 +181,17 @@ def status_of(fleet, *options):
 
 @dataclasses.dataclass
 class Rule:
-    """Gives ``fate`` to the passages that it concerns: to all, or to the first ``left``; counts them."""
+    """Gives ``fate`` to the passages that it concerns, to all or to the first ``left``, and counts them.
+
+    Of their topics it knows the end and a part, of their chunks some fields of the header.
+    """
 
     fate: tuple
     client: str | None = None
     ending: str = ""
     holding: str = ""
     hop: Hop | None = None
-    chunk: int | None = None
+    header: dict = dataclasses.field(default_factory=dict)
     left: float = math.inf
     hits: int = 0
 
@@ -198,7 +201,7 @@ class Rule:
             and passage.topic.endswith(self.ending)
             and self.holding in passage.topic
             and (self.hop is None or passage.hop is self.hop)
-            and (self.chunk is None or parse(passage.payload)[0].index == self.chunk)
+            and all(getattr(parse(passage.payload)[0], name) == value for name, value in self.header.items())
         )
 
     def __call__(self, passage):

@@ -26,7 +26,11 @@ from shoal.protocol.states import (
 )
 from shoal.protocol.topics import Topics
 from shoal.types import MaskedVector
-from tests.helpers.fleets import group_key, tell
+from tests.helpers.fleets import (
+    announcements,
+    group_key,
+    tell,
+)
 
 
 def round_keys(fleet, round_):
@@ -41,6 +45,17 @@ def round_masks(fleet, round_):
     """Return segment -> mask key of a round under the newest key version; "" is the whole vector."""
     keys, plan = round_keys(fleet, round_), fleet.plan
     return segment_keys(derive(keys.mask, keys.context_of(plan)))
+
+
+def taken_over(fleet, tap):
+    """Let round 1 be served and its aggregator die before round 2; return the announcement of round 1."""
+    fleet.broker.pump()
+    for device in fleet.devices.values():
+        device.worker.work()
+    fleet.broker.pump()
+    fleet.kill_aggregator()
+    (first,) = announcements(fleet, tap)
+    return first
 
 
 def relayed_steps(fleet):

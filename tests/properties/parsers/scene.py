@@ -124,7 +124,7 @@ class Scene:
         client, final = self.fleet.client_id(name), self.fleet.plan.recipe.rounds + 1
 
         def rule(passage):
-            mine = fleets.concerns(passage, client, "/up", None)
+            mine = fleets.Rule((), client, "/up").concerns(passage)
             return fleets.LOST if mine and parse(passage.payload)[0].round == final else None
 
         self.tap.rules.append(rule)

@@ -1,8 +1,7 @@
 """False values for each field of the messages that a device signs, made from the fields' types.
 
-`fields_of` lists the fields of a message, those of the messages in it as rows of their own. `falsehoods` gives the false values
-of a field: its limits, zero, NaN, huge, repeated, the device's own last value and another device's. `with_false` encodes a
-message with one false field, whether the codec would or not.
+`falsehoods` gives the false values of a field: its limits, zero, NaN, huge, repeated, the device's own last value and another
+device's. `with_false` encodes a message with one false field, whether the codec would or not.
 """
 
 import dataclasses
@@ -63,16 +62,6 @@ def nested(hint):
     if kind == "record":
         return of
     return nested(of) if kind in ("list", "optional") else None
-
-
-def fields_of(message):
-    """Return the names of all fields of a message type, such as ``Presence.birth``, and of those in it."""
-    found = []
-    for name, hint in field_hints(message).items():
-        found.append(f"{message.__name__}.{name}")
-        if nested(hint) is not None:
-            found += fields_of(nested(hint))
-    return found
 
 
 def _fixed(value):

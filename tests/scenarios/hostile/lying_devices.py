@@ -31,7 +31,7 @@ from shoal.limits import MAX_NOTE_BYTES
 from shoal.membership import statements
 from shoal.owner.enrolment.admission import Registrar
 from shoal.protocol import codec
-from shoal.protocol.chunking import ChunkKind, parse
+from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.codec import decode, decode_prefix, encode
 from shoal.protocol.documents import ReceivingNotice
 from shoal.protocol.messages import Decline, DeclineReason, Presence, Reminder, Sealed, Upload, Vitals
@@ -40,7 +40,6 @@ from shoal.protocol.states import SealedCheckpoints, SealedState, Statement
 from shoal.protocol.sums import KeeperShare
 from shoal.protocol.topics import Topics
 from tests.helpers.fleets import (
-    LOST,
     Wiretap,
     make_fleet,
     names,
@@ -464,13 +463,7 @@ class Scene:
             topic, nonce = Topics(fleet.plan.fleet).up(name), fleet.service._engine.nonce(round_)
             note = ControlMessages(DeviceMembership(fleet.stage.device_dir(name)), device.transport, topic)
             note.decline(SimpleNamespace(run_id=fleet.plan.run_id, nonce=nonce, round=round_), DeclineReason.DATA)
-
-            def rule(passage):
-                own = passage.client == fleet.client_id(name) and passage.topic.endswith("/up")
-                return LOST if own and parse(passage.payload)[0].kind is ChunkKind.UPLOAD else None
-
-            self.tap.rules.append(rule)
-            return rule
+            return self.tap.lose(client=fleet.client_id(name), ending="/up", header={"kind": ChunkKind.UPLOAD})
         return None
 
     def owner_listens(self):

@@ -3,17 +3,17 @@
 Messages to the aggregator (upload, decline, reminder, presence, the owner's letter and request) and to devices (announcement,
 mean, checkpoint, notice, run, roster and its change, control, keys), each of them forged, truncated, oversized, replayed,
 reordered, for another fleet, self-signed, and under another mode.
-Messages to the owner: test_hostile_requests.py. Finer variants: test_hostile_uploads.py, test_rogue_aggregator.py,
-test_revocation.py.
+Messages to the owner: tests/unit/shoal/owner/enrolment/test_admission.py. Finer variants: test_hostile_uploads.py,
+test_rogue_aggregator.py, test_revocation.py.
 """
 
 import pytest
 
 from crypto.seal.identity import Identity
 from shoal import limits
-from shoal.protocol.chunking import HEADER, HEADER_BYTES, MAGIC, VERSION
 from shoal.protocol.messages import Action, DeclineReason
 from tests.helpers.fleets import answers, reasons, thetas
+from tests.helpers.floods import claim
 from tests.scenarios.hostile.channels import CHANNELS, VICTIM, Scene, opened
 
 
@@ -36,11 +36,7 @@ def truncated(scene, channel):
 
 def oversized(scene, channel):
     """One chunk that announces a byte more than any transfer may have."""
-    size = limits.MAX_TRANSFER_BYTES + 1
-    total = -(-size // 1024)
-    head = HEADER.pack(MAGIC, VERSION, int(CHANNELS[channel].kind), 0, 2, 0, total, 0, size, bytes(16))
-    assert len(head) == HEADER_BYTES
-    scene.deliver(channel, [head + bytes(1024)])
+    scene.deliver(channel, [claim(CHANNELS[channel].kind, limits.MAX_TRANSFER_BYTES + 1, 0, round_=2)])
 
 
 def replayed(scene, channel):

@@ -1,7 +1,6 @@
 """Devices that sign a false transcript of the run: each costs itself alone, and the honest devices finish."""
 
 import dataclasses
-import shutil
 
 import pytest
 
@@ -86,24 +85,6 @@ def test_server_blames_itself_if_outvoted(tmp_path, lying, caplog):
         assert not any(name in facts.shortage + facts.advice for name in names(7))
         fleet.run(3000)
         assert not left(fleet)
-
-
-def test_server_from_an_old_backup_says_so(tmp_path, caplog):
-    """A server restored from an old backup says so."""
-    with make_fleet(tmp_path / "fleet", count=5, rounds=12, min_contributors=3, mode="rotation") as fleet:
-        fleet.run_until(lambda: fleet.closed() >= 2, 60)
-        fleet.kill_aggregator()
-        shutil.copytree(fleet.stage.aggregator_dir, tmp_path / "backup")
-        fleet.revive_aggregator()
-        fleet.run_until(lambda: fleet.closed() >= 10, 60)
-        fleet.kill_aggregator()
-        shutil.rmtree(fleet.stage.aggregator_dir)
-        shutil.copytree(tmp_path / "backup", fleet.stage.aggregator_dir)
-        fleet.revive_aggregator()
-        fleet.run_until(lambda: fleet.service.odd, 100)
-        assert "another history of run 1" in fleet.service.status()
-        assert not any(name in fleet.service.status() for name in names(5)), "it blames no device"
-    assert "odd one" in caplog.text
 
 
 def test_abandoned_run_resumes_without_liars(tmp_path, lying):

@@ -20,10 +20,17 @@ from shoal.protocol.channels import CHANNELS, Party
 from shoal.simulation.process_fleet import Stage
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.documents import text_of
-from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet, names, thetas
+from tests.helpers.fleets import (
+    CLASSES,
+    INPUTS,
+    events,
+    grouped_data,
+    make_fleet,
+    names,
+    thetas,
+)
 from tests.helpers.owner_models import reader_of
 from tests.helpers.tasks import logistic_bundle
-from tests.scenarios.hostile.falsehoods import fields_of
 from tests.scenarios.hostile.lying_devices import SIGNED, Scene, lies_of, one_lie_of, paths
 
 PAGE = "docs/threat-model.md"
@@ -74,8 +81,7 @@ def test_threat_model_has_each_signed_field():
     """A new field, or a new message that devices sign, needs a row in the table, and so a lie in the matrix."""
     found = table()
     assert set(found.values()) == set(KINDS)
-    expected = {field for message in SIGNED for field in fields_of(message)}
-    assert set(found) == expected | set(VECTORS)
+    assert set(found) == paths().keys() | set(VECTORS)
 
 
 def test_each_message_of_device_is_in_matrix():
@@ -261,13 +267,7 @@ def keeper_scene(root, stage, lies, **options):
 def assert_one_group_pays(scene, expected):
     """Honest devices have one model, as good as without the liar, and at most a group of five is left out."""
     data = grouped_data(12)
-    out = {
-        name
-        for r in scene.fleet.records()
-        for e in r["events"]
-        if e["kind"] == "group-left-out"
-        for name in e["devices"]
-    }
+    out = {name for e in events(scene.fleet.records(), "group-left-out") for name in e["devices"]}
     assert not out or (scene.liar.name in out and len(out) <= 5)
     honest = {theta for name, theta in thetas(scene.fleet).items() if name in scene.honest}
     assert len(honest) == 1

@@ -15,7 +15,6 @@ from tests.helpers.fleets import (
     LOST,
     Wiretap,
     announce,
-    announcements,
     device_identity,
     make_fleet,
     names,
@@ -24,7 +23,12 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from tests.helpers.owner_models import reader_of
-from tests.helpers.round_fleets import continued, moved, publish_mean
+from tests.helpers.round_fleets import (
+    continued,
+    moved,
+    publish_mean,
+    taken_over,
+)
 
 ONE, OTHER = "dev-00", "dev-01"
 LENGTH = 28
@@ -34,9 +38,8 @@ TWO_HISTORIES = "two histories of run 1: the heads of round {} differ between "
 class Forked:
     """A fleet that has served round 1. Its aggregator shows each device, or each tuple of devices, another mean of that round."""
 
-    def __init__(self, fleet, tap):
+    def __init__(self, fleet, tap, first):
         self.fleet, self.tap = fleet, tap
-        (first,) = announcements(fleet, tap)
         self.last = defaultdict(lambda: first)
 
     def only(self, *devices):
@@ -59,6 +62,11 @@ class Forked:
         self.fleet.settle()
         self.tap.forgive(rule)
 
+    def end(self, device, held):
+        """Announce the final round to a device."""
+        order = dataclasses.replace(self.last[device].assignments[0], phase=Phase.SCORE, train=False, evaluate=True)
+        self.show(device, 3, held, finished=True, assignments=(order,), assignment_of=(0, 0))
+
     def second_round(self, device, value):
         """Announce round 2 to a device with a mean of its own."""
         rule = self.only(*((device,) if isinstance(device, str) else device))
@@ -77,12 +85,7 @@ class Forked:
 def forked_fleet(root, caplog, **options):
     tap = Wiretap()
     with make_fleet(root, faults=tap, mode="rotation", **options) as fleet:
-        fleet.broker.pump()
-        for device in fleet.devices.values():
-            device.worker.work()
-        fleet.broker.pump()
-        fleet.kill_aggregator()
-        made = Forked(fleet, tap)
+        made = Forked(fleet, tap, taken_over(fleet, tap))
         caplog.clear()
         yield made
 
@@ -133,9 +136,7 @@ def test_owner_sees_two_histories_at_the_end(forked, caplog):
     """The owner sees two histories at the end of a run."""
     for device, value in ((ONE, 0.01), (OTHER, 0.02)):
         forked.second_round(device, value)
-        order = forked.last[device].assignments[0]
-        final = dataclasses.replace(order, phase=Phase.SCORE, train=False, evaluate=True)
-        forked.show(device, 3, forked.last[device].held, finished=True, assignments=(final,), assignment_of=(0, 0))
+        forked.end(device, forked.last[device].held)
     assert not reasons(caplog), "no device can see it"
     (found,) = reader_of(forked.fleet).histories()
     assert found.startswith(TWO_HISTORIES.format(3))
@@ -155,9 +156,7 @@ def test_another_head_is_said_to_the_owner(forked, caplog):
     plan, theirs = forked.fleet.plan, forked.last[OTHER].held.transcript
     said = Statement(plan.fleet, plan.run_id, 2, OTHER, (), transcript=theirs)
     signed = sign_statement(device_identity(forked.fleet, OTHER), said)
-    held = dataclasses.replace(forked.last[ONE].held, statements=(signed,))
-    order = dataclasses.replace(forked.last[ONE].assignments[0], phase=Phase.SCORE, train=False, evaluate=True)
-    forked.show(ONE, 3, held, finished=True, assignments=(order,), assignment_of=(0, 0))
+    forked.end(ONE, dataclasses.replace(forked.last[ONE].held, statements=(signed,)))
     assert not reasons(caplog), "one device may lie"
     assert "too few to believe" in caplog.text
     reader = reader_of(forked.fleet)
@@ -170,8 +169,7 @@ def test_contradicting_history_is_left(forked, caplog):
     forked.second_round(ONE, 0.01)
     forked.second_round(OTHER, 0.02)
     forked.last[ONE] = forked.last[OTHER]
-    order = dataclasses.replace(forked.last[ONE].assignments[0], phase=Phase.SCORE, train=False, evaluate=True)
-    forked.show(ONE, 3, forked.last[OTHER].held, finished=True, assignments=(order,), assignment_of=(0, 0))
+    forked.end(ONE, forked.last[OTHER].held)
     assert any("another history" in reason for reason in reasons(caplog))
     told = f"{ONE} has left run 1: the aggregator has shown it another history than before or than others"
     assert told in reader_of(forked.fleet).histories()

@@ -14,6 +14,7 @@ import aggregator.sums
 import edge_client.learning.update
 from crypto.sums.looks import SKETCH
 from shoal.simulation.process_fleet import Stage
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet, same_partition, truth_of
 from tests.helpers.tasks import logistic_bundle
 
@@ -123,7 +124,7 @@ def run_of(tmp_path, keeper, algorithm):
         return [event["kind"] for record in fleet.records() for event in record["events"]]
 
 
-@pytest.mark.parametrize("algorithm", RUNS)
+@pytest.mark.parametrize("algorithm", with_long(RUNS, "ifca in 16 bits", "cfl"))
 def test_disk_and_a_device_show_no_update(tmp_path, monkeypatch, algorithm):
     attacker = Attacker(monkeypatch)
     events = run_of(tmp_path, "keeper", algorithm)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from shoal_lab.loopback.fleet import BROKER_URL
 
 import edge_client.learning.update
-from shoal.simulation.process_fleet import Stage
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
+    events,
     grouped_data,
     make_fleet,
     names,
@@ -17,19 +16,7 @@ from tests.helpers.fleets import (
     thetas,
 )
 
-
-@pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """Directories of fleets with a keeper, by number of devices; tests work on copies."""
-    made = {}
-
-    def stage(root, count):
-        if count not in made:
-            folder = tmp_path_factory.mktemp("keeper") / "stage"
-            made[count] = Stage(folder, BROKER_URL, names(count), keeper="keeper")
-        return made[count].copy_to(root)
-
-    return stage
+OPTIONS = {"mode": "rotation", "min_contributors": 3, "deadline_s": 5.0}
 
 
 def spoil(monkeypatch, liar, kind):
@@ -59,26 +46,25 @@ def spoil(monkeypatch, liar, kind):
 def test_one_who_spoils_sums_is_found(tmp_path, stages, monkeypatch, kind, place):
     liar = names(12)[place]
     spoil(monkeypatch, liar, kind)
-    options = {"mode": "rotation", "min_contributors": 3, "rounds": 16, "deadline_s": 5.0}
+    options = {**OPTIONS, "rounds": 16}
     with make_fleet(tmp_path, grouped_data(12), stage=stages(tmp_path / "stage", 12), **options) as fleet:
         records = fleet.run(1000)
-        events = [event for record in records for event in record["events"]]
-        (found,) = [event for event in events if event["kind"] == "group-left-out"]
+        (found,) = events(records, "group-left-out")
         assert liar in found["devices"]
         assert 3 <= len(found["devices"]) <= 5
         assert found["round"] <= 8
         assert records[-1]["correct"] > 0.8 * records[-1]["tested"] > 0
         assert len(set(thetas(fleet).values())) == 1
-        assert [e for e in events if e["kind"] == "spoilt"][-1]["round"] <= found["round"]
+        assert events(records, "spoilt")[-1]["round"] <= found["round"]
 
 
 def test_cell_of_five_cannot_be_searched(tmp_path, stages, monkeypatch):
     """The owner is told whose sums are spoilt, and revokes one of them."""
     spoil(monkeypatch, "dev-02", "pad")
-    options = {"mode": "rotation", "min_contributors": 3, "rounds": 3, "deadline_s": 5.0}
+    options = {**OPTIONS, "rounds": 3}
     with make_fleet(tmp_path, grouped_data(5), stage=stages(tmp_path / "stage", 5), **options) as fleet:
         records = fleet.run(200)
-        spoilt = [event for record in records for event in record["events"] if event["kind"] == "spoilt"]
+        spoilt = events(records, "spoilt")
         assert len(spoilt) == 3
         assert all("can't be searched" in event["reason"] for event in spoilt)
         assert spoilt[0]["devices"] == list(names(5))
@@ -87,32 +73,30 @@ def test_cell_of_five_cannot_be_searched(tmp_path, stages, monkeypatch):
 def test_two_clusters_and_one_liar(tmp_path, stages, monkeypatch):
     """The other cluster goes on."""
     spoil(monkeypatch, "dev-04", "code")
-    options = {"mode": "rotation", "min_contributors": 3, "rounds": 24, "deadline_s": 5.0}
+    options = {**OPTIONS, "rounds": 24}
     options |= {"algorithm": "ifca", "settings": {"k": "2", "restarts": "1"}}
     data = grouped_data(16, groups=2)
     with make_fleet(tmp_path, data, stage=stages(tmp_path / "stage", 16), **options) as fleet:
         records = fleet.run(2000)
-        groups = [e for record in records for e in record["events"] if e["kind"] == "group-left-out"]
-        assert groups
-        assert all("dev-04" in group["devices"] for group in groups[:1])
+        assert "dev-04" in events(records, "group-left-out")[0]["devices"]
         assert records[-1]["tested"] > 0
 
 
 def test_last_step_is_spoilt(tmp_path, stages, monkeypatch):
     """Devices refuse the last mean in the final round: the run ends, and they keep the models of the round before."""
-    options = {"mode": "rotation", "min_contributors": 3, "rounds": 3, "deadline_s": 5.0}
+    options = {**OPTIONS, "rounds": 3}
     with make_fleet(tmp_path, grouped_data(6), stage=stages(tmp_path / "stage", 6), **options) as fleet:
         fleet.run_until(lambda: fleet.closed() >= 2, 100)
         spoil(monkeypatch, "dev-01", "code")
         records = fleet.run(100)
-        assert [event["kind"] for event in records[-1]["events"] if event["kind"] == "spoilt"]
+        assert events(records[-1:], "spoilt")
         assert {fleet.model(name).round for name in names(6)} == {3}
 
 
 def test_search_goes_on_after_restarts(tmp_path, stages, monkeypatch):
     """The aggregator is killed in each round, before the round closes or after."""
     spoil(monkeypatch, "dev-07", "code")
-    options = {"mode": "rotation", "min_contributors": 3, "rounds": 14, "deadline_s": 5.0}
+    options = {**OPTIONS, "rounds": 14}
     with make_fleet(tmp_path, grouped_data(12), stage=stages(tmp_path / "stage", 12), **options) as fleet:
         while not fleet.finished:
             closed = fleet.closed()
@@ -121,7 +105,6 @@ def test_search_goes_on_after_restarts(tmp_path, stages, monkeypatch):
                 for _ in range(closed % 5):
                     fleet.step()
                 restart_aggregator(fleet)
-        events = [event for record in fleet.records() for event in record["events"]]
-        (found,) = [event for event in events if event["kind"] == "group-left-out"]
+        (found,) = events(fleet.records(), "group-left-out")
         assert "dev-07" in found["devices"]
         assert fleet.records()[-1]["correct"] > 0.8 * fleet.records()[-1]["tested"]

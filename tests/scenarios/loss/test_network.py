@@ -13,7 +13,6 @@ from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     answers,
-    concerns,
     make_exact_fleet,
     names,
     restart_device,
@@ -72,7 +71,7 @@ def upload_chunks(tap, client):
 def test_a_missing_chunk_is_asked_for_alone(tmp_path, wide, wide_result, tap):
     """The aggregator names the missing chunk, and the device sends only that."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
-        tap.lose(client=fleet.client_id("dev-00"), ending="/up", chunk=1, times=2)
+        tap.lose(client=fleet.client_id("dev-00"), ending="/up", header={"index": 1}, times=2)
         fleet.run(100)
         asked = [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
         assert [c.missing for c in asked] == [(1,), (1,)]
@@ -96,12 +95,7 @@ def test_what_is_under_way_is_not_sent_again(tmp_path, wide, wide_result, tap):
     """A slow link: the aggregator misses a chunk that arrives ten seconds after the others."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-00")
-
-        def slow(passage):
-            late = concerns(passage, client, "/up", Hop.UP) and parse(passage.payload)[0].index == 1
-            return (10.0,) if late else None
-
-        tap.rules.append(slow)
+        tap.delay(10.0, client=client, ending="/up", hop=Hop.UP, header={"index": 1})
         fleet.run(100)
         assert [c for c in answers(fleet, tap, "dev-00") if c.action == Action.NACK]
         assert upload_chunks(tap, client)[:6] == [0, 1, 2] * 2
@@ -135,7 +129,7 @@ def test_broken_connections_load_comes_again(tmp_path, wide, wide_result, tap):
     """The chunks are under way at QoS 0 when the connection of their device breaks."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **wide) as fleet:
         client = fleet.client_id("dev-01")
-        tap.rules.append(lambda passage: (0.5,) if concerns(passage, client, "/up", Hop.UP) else None)
+        tap.delay(0.5, client=client, ending="/up", hop=Hop.UP)
         fleet.run_until(lambda: tap.sent(client=client, ending="/up"), 5)
         fleet.broker.disconnect(client)
         tap.rules.clear()
@@ -175,17 +169,9 @@ def test_disordered_chunks_fit_together(tmp_path, wide, wide_result):
 def test_a_lost_model_is_fetched_again(tmp_path, undisturbed, tap):
     """The retained offset got lost on its way to one device; it subscribes again and receives it."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
-        client, lost = fleet.client_id("dev-01"), []
-
-        def rule(passage):
-            if "/s/model/" in passage.topic and passage.client == client and passage.hop is Hop.DOWN and not lost:
-                lost.append(passage)
-                return ()
-            return None
-
-        tap.rules.append(rule)
+        lost = tap.lose(client=fleet.client_id("dev-01"), holding="/s/model/", hop=Hop.DOWN, times=1)
         records = fleet.run(100)
-        assert lost
+        assert lost.hits
         assert 1 <= records[1]["seconds"] < 10
         assert thetas(fleet) == undisturbed
 
@@ -193,15 +179,9 @@ def test_a_lost_model_is_fetched_again(tmp_path, undisturbed, tap):
 def test_late_upload_is_refused(tmp_path, tap):
     """It arrives after its round was closed on the quorum: it counts nowhere, and its sender takes part in the next."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=0.6, deadline_s=20.0) as fleet:
-        client, late = fleet.client_id("dev-02"), []
-
-        def rule(passage):
-            if concerns(passage, client, "/up", Hop.UP) and parse(passage.payload)[0].round == 1:
-                late.append(passage)
-                return (25.0,) if len(late) == 1 else ()
-            return None
-
-        tap.rules.append(rule)
+        first = {"client": fleet.client_id("dev-02"), "ending": "/up", "hop": Hop.UP, "header": {"round": 1}}
+        tap.delay(25.0, times=1, **first)
+        tap.lose(**first)
         hold = tap.lose(client=fleet.client_id("dev-01"), ending="/up")
         fleet.run_until(lambda: fleet.now_s > 1, 5)
         tap.forgive(hold)
@@ -220,7 +200,7 @@ def test_late_upload_is_refused(tmp_path, tap):
 def test_silent_device_is_left_at_deadline(tmp_path, wide, tap):
     """Its connection seems open, but only two of three chunks arrived: the round closes with a quorum, and it waits again."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, **{**wide, "quorum": 0.5, "deadline_s": 15.0}) as fleet:
-        tap.lose(client=fleet.client_id("dev-01"), ending="/up", chunk=2)
+        tap.lose(client=fleet.client_id("dev-01"), ending="/up", header={"index": 2})
         records = fleet.run(100)
         assert [r["missing"] for r in records[:2]] == [["dev-01"]] * 2
         assert [r["contributed"] for r in records] == [1, 1, 2]  # the final report has no vector: one chunk
@@ -251,18 +231,10 @@ def test_will_of_an_earlier_life_is_ignored(tmp_path, undisturbed, tap):
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         hold = tap.lose(client=fleet.client_id("dev-02"), ending="/up")
         fleet.run_until(lambda: uploads_of(fleet, tap, "dev-02"), 5)
-        late = []
-
-        def rule(passage):
-            if passage.hop is Hop.DOWN and passage.topic.endswith("/dev-02/state") and not late:
-                late.append(passage)
-                return (2.0,)
-            return None
-
-        tap.rules.append(rule)
+        late = tap.delay(2.0, hop=Hop.DOWN, ending="/dev-02/state", times=1)
         restart_device(fleet, "dev-02")
         fleet.run_until(lambda: fleet.now_s > 5, 10)
-        assert late
+        assert late.hits
         tap.forgive(hold)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
@@ -304,13 +276,9 @@ def test_lost_presence_is_said_again(tmp_path, tap):
 def test_held_back_messages_are_looked_for(tmp_path, undisturbed, what, tap):
     """The retained round, or plan, is lost on its way to a device that has just connected; the deadline is 600 s away."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0, deadline_s=600.0) as fleet:
-        client, until_s = fleet.client_id("dev-01"), 1.5
-
-        def rule(passage):
-            hit = what in passage.topic and passage.client == client and passage.hop is Hop.DOWN
-            return () if hit and fleet.now_s < until_s else None
-
-        tap.rules.append(rule)
+        lost = tap.lose(client=fleet.client_id("dev-01"), holding=what, hop=Hop.DOWN)
+        fleet.run_until(lambda: fleet.now_s >= 1.5, 5)
+        tap.forgive(lost)
         records = fleet.run(60)
         assert [r["contributed"] for r in records] == [3] * len(records)
         assert thetas(fleet) == undisturbed

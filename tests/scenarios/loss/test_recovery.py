@@ -6,7 +6,7 @@ from shoal_lab.loopback.transport import Hop
 
 from aggregator.storage.store import Store
 from edge_client.protocol.round_state import Stage
-from shoal.errors import IntegrityError, UsageError
+from shoal.errors import IntegrityError
 from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.broker_restarts import restart
@@ -24,10 +24,9 @@ from tests.helpers.fleets import (
 )
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
-STEPS = [pytest.param(step, marks=() if step % 2 else pytest.mark.long) for step in range(1, 9)]
-"""At which the aggregator dies; `make long` has all of them, and of OTHER_STEPS."""
-OTHER_STEPS = [pytest.param(step, marks=pytest.mark.long if step % 2 else ()) for step in range(1, 9)]
-"""At which a device dies."""
+STEPS = [(victim, step) for step in range(1, 9) for victim in ("aggregator", "dev-01")]
+DEATHS = with_long(STEPS, *STEPS[::4], *STEPS[3::4])
+"""Who dies at which step, by turns; `make long` has all of them."""
 ONE_FILE = pytest.mark.skipif(SHARDS > 1, reason="looks into the updates' file of an aggregator without workers")
 ALGORITHMS = {
     "fedavg": {"rounds": 4},
@@ -94,22 +93,15 @@ def test_death_before_commit_asks_again(tmp_path, undisturbed, tap):
         assert thetas(fleet) == undisturbed
 
 
-@pytest.mark.parametrize("steps", STEPS)
-def test_an_aggregator_may_die_at_any_step(tmp_path, undisturbed, steps):
+@pytest.mark.parametrize(("victim", "steps"), DEATHS)
+def test_a_party_may_die_at_any_step(tmp_path, undisturbed, victim, steps):
     with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
         for _ in range(steps):
             fleet.step()
-        restart_aggregator(fleet, steps=1)
-        assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
-        assert thetas(fleet) == undisturbed
-
-
-@pytest.mark.parametrize("steps", OTHER_STEPS)
-def test_a_device_may_die_at_any_step(tmp_path, undisturbed, steps):
-    with make_exact_fleet(tmp_path / "fleet", quorum=1.0) as fleet:
-        for _ in range(steps):
-            fleet.step()
-        restart_device(fleet, "dev-01", steps=1)
+        if victim == "aggregator":
+            restart_aggregator(fleet, steps=1)
+        else:
+            restart_device(fleet, victim, steps=1)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
 
@@ -129,15 +121,15 @@ def test_all_of_them_may_die_together(tmp_path, undisturbed):
         assert thetas(fleet) == undisturbed
 
 
-@pytest.mark.parametrize("lost", ["upload", "answer"])
+LOSSES = {"upload": {"ending": "/up"}, "answer": {"ending": "/ctl", "hop": Hop.DOWN}, "nothing": {"times": 0}}
+
+
+@pytest.mark.parametrize("lost", LOSSES)
 def test_death_after_sealing_keeps_the_bytes(tmp_path, undisturbed, lost, tap):
-    """If its upload was lost, the stored bytes are sent again; if the answer was, it is repeated. The upload counts once."""
+    """If its upload was lost, the stored bytes are sent again; if not, a reminder, and the answer is repeated. It counts once."""
     with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
         client = fleet.client_id("dev-01")
-        if lost == "upload":
-            silence = tap.lose(client=client, ending="/up")
-        else:
-            silence = tap.lose(client=client, ending="/ctl", hop=Hop.DOWN)
+        silence = tap.lose(client=client, **LOSSES[lost])
         hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
         fleet.settle()
         (first,) = uploads_of(fleet, tap, "dev-01")
@@ -147,7 +139,8 @@ def test_death_after_sealing_keeps_the_bytes(tmp_path, undisturbed, lost, tap):
         fleet.revive_device("dev-01")
         fleet.settle()
         assert uploads_of(fleet, tap, "dev-01") == ([first, first] if lost == "upload" else [first])
-        assert [c.action for c in answers(fleet, tap, "dev-01")][-1] == Action.ACK
+        told = 1 if lost == "upload" else 2
+        assert [c.action for c in answers(fleet, tap, "dev-01")][-told:] == [Action.ACK] * told
         tap.forgive(hold)
         assert [r["contributed"] for r in fleet.run(100)] == [3, 3, 3, 3]
         assert thetas(fleet) == undisturbed
@@ -169,21 +162,6 @@ def test_death_before_sealing_repeats_work(tmp_path):
     assert vectors[0] == vectors[1]
 
 
-def test_answered_device_trains_once(tmp_path, undisturbed, tap):
-    """Its round still waits for another one: it sends a reminder of the stored upload, and is answered again."""
-    with make_exact_fleet(tmp_path / "fleet", faults=tap, quorum=1.0) as fleet:
-        hold = tap.lose(client=fleet.client_id("dev-00"), ending="/up")
-        fleet.settle()
-        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK]
-        restart_device(fleet, "dev-01")
-        fleet.settle()
-        assert len(uploads_of(fleet, tap, "dev-01")) == 1
-        assert [c.action for c in answers(fleet, tap, "dev-01")] == [Action.ACK, Action.ACK]
-        tap.forgive(hold)
-        fleet.run(100)
-        assert thetas(fleet) == undisturbed
-
-
 @ONE_FILE
 def test_altered_stored_update_is_noticed(tmp_path, tap):
     """An altered update on the aggregators disk is noticed."""
@@ -197,17 +175,6 @@ def test_altered_stored_update_is_noticed(tmp_path, tap):
         file.write_bytes(raw)
         with pytest.raises(IntegrityError, match="altered or is torn"):
             fleet.revive_aggregator()
-
-
-def test_nobody_is_revived_twice(tmp_path):
-    with make_exact_fleet(tmp_path / "fleet") as fleet:
-        with pytest.raises(UsageError, match="alive"):
-            fleet.revive_device("dev-00")
-        with pytest.raises(UsageError, match="alive"):
-            fleet.revive_aggregator()
-        fleet.kill_aggregator()
-        with pytest.raises(UsageError, match="dead"):
-            fleet.kill_aggregator()
 
 
 def test_mean_during_work_does_not_disturb(tmp_path):

@@ -14,6 +14,7 @@ from tests.helpers.fleets import (
     names,
     open_upload,
     restart_aggregator,
+    restart_device,
     uploads_of,
 )
 
@@ -97,6 +98,8 @@ def test_half_of_the_fleet_is_new(tmp_path):
         records = one_model(fleet, members)
         for name in members:
             assert trained_after(records, began, name)[0] <= began + 4, name
+        restart_device(fleet, "dev-06")
+        assert fleet.devices["dev-06"].runtime.following == fleet.plan.run
 
 
 def test_a_rotation_beside_an_admission(tmp_path, tap):
@@ -160,13 +163,8 @@ def test_device_keys_newer_than_aggregators(tmp_path, delay_s, restarts, tap):
     with make_fleet(tmp_path / "fleet", count=5, rounds=10, faults=tap, **OPTIONS) as fleet:
         closed(fleet, 2)
         server = fleet.client_id("aggregator")
-        late = (Topics(fleet.plan.fleet).keys("aggregator"), Topics(fleet.plan.fleet).at(TopicKind.OWNER_ROSTER))
-
-        def rule(passage):
-            slow = passage.hop is Hop.DOWN and passage.client == server and passage.topic.startswith(late)
-            return (delay_s,) if slow else None
-
-        tap.rules.append(rule)
+        for topic in (Topics(fleet.plan.fleet).keys("aggregator"), Topics(fleet.plan.fleet).at(TopicKind.OWNER_ROSTER)):
+            tap.delay(delay_s, hop=Hop.DOWN, client=server, holding=topic)
         fleet.stage.fleet.rotate()
         fleet.publish()
         drawn = fleet.stage.fleet.roster.keys_since

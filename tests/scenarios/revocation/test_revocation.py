@@ -10,6 +10,7 @@ from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.errors import NotEnrolledError
 from shoal.protocol.reassembly import Reassembler
+from shoal.transport.base import Message
 from tests.helpers.cases import with_long
 from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
@@ -19,7 +20,6 @@ from tests.helpers.fleets import (
     names,
     open_upload,
     restart_aggregator,
-    restart_device,
     same_partition,
     truth_of,
     uploads_of,
@@ -162,38 +162,6 @@ def test_groups_outlive_a_revocation(tmp_path):
         assert same_partition(records[-1]["clusters"], {d: g for d, g in truth_of(6, 2).items() if d != "dev-05"})
 
 
-def test_newcomer_after_a_revocation_joins(tmp_path):
-    """The run package is sealed under a content key that it never gets."""
-    with make_fleet(tmp_path / "fleet", count=4, rounds=8, quorum=0.6) as fleet:
-        fleet.run_until(lambda: fleet.closed() >= 1, 10)
-        fleet.stage.fleet.revoke("dev-03")
-        fleet.publish()
-        revoked = fleet.stage.fleet.roster.keys_since
-        fleet.add_device("dev-04", grouped_data(5)["dev-04"])
-        assert fleet.stage.fleet.roster.keys_since > revoked, "an admission has its own version"
-        records = fleet.run(60)
-        joined = [r["round"] for r in records if "dev-04" in r["norms"]]
-        assert joined[0] <= 5
-        assert fleet.model("dev-04").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
-        restart_device(fleet, "dev-04")
-        assert fleet.devices["dev-04"].runtime.following == fleet.plan.run
-
-
-def test_absent_device_learns_of_revocation(tmp_path):
-    """It finds its new keys, the roster and a checkpoint on the broker."""
-    with make_fleet(tmp_path / "fleet", count=5, rounds=9, quorum=0.5, deadline_s=5.0) as fleet:
-        fleet.run_until(lambda: fleet.closed() >= 1, 10)
-        fleet.kill_device("dev-01")
-        fleet.stage.fleet.revoke("dev-03")
-        fleet.publish()
-        fleet.run_until(lambda: fleet.closed() >= 4, 60)
-        fleet.revive_device("dev-01")
-        records = fleet.run(60)
-        assert [r["round"] for r in records if "dev-01" in r["norms"] and 4 < r["round"] <= 7]
-        assert "dev-01" in records[-1]["clusters"]
-        assert fleet.model("dev-01").theta.tobytes() == fleet.model("dev-00").theta.tobytes()
-
-
 def test_recordings_bring_nobody_back(tmp_path, caplog):
     """The broker replays the retained messages from before the revocation."""
     with make_fleet(tmp_path / "fleet", count=3, rounds=2) as fleet:
@@ -207,8 +175,6 @@ def test_recordings_bring_nobody_back(tmp_path, caplog):
         fleet.publish()
         fleet.settle()
         caplog.clear()
-        from shoal.transport.base import Message
-
         for topic, payload in recorded.items():
             fleet.broker.submit("attacker", Message(topic, payload, retained=True), lambda: None)
         fleet.settle()

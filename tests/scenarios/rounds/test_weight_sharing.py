@@ -34,6 +34,7 @@ from tests.helpers.round_fleets import (
     moved,
     publish_mean,
     relayed_steps,
+    taken_over,
 )
 from tests.helpers.tasks import logistic_bundle
 
@@ -197,12 +198,7 @@ class Rogue:
 def rogue(tmp_path, caplog, tap):
     options = {"faults": tap, "rounds": 2, "settings": {"k": "2"}, "min_contributors": 2}
     with sharing_fleet(tmp_path / "fleet", 2, **options) as fleet:
-        fleet.broker.pump()
-        for device in fleet.devices.values():
-            device.worker.work()
-        fleet.broker.pump()
-        fleet.kill_aggregator()
-        (first,) = announcements(fleet, tap)
+        first = taken_over(fleet, tap)
         caplog.clear()
         yield Rogue(fleet, tap, first)
 

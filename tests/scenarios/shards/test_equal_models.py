@@ -50,17 +50,22 @@ def outcome(root, shards, bundle=None, **options):
         return {name: fleet.model(name).theta for name in fleet.stage.devices}, records
 
 
+def alike(root, shards, bundle=None, **options):
+    """Check that an aggregator with workers ends with the models and clusters of one without; return both runs' records."""
+    models, records = outcome(root / "one", 1, bundle, **options)
+    parted, found = outcome(root / "many", shards, bundle, **options)
+    for device, theta in models.items():
+        np.testing.assert_allclose(parted[device], theta, rtol=0, atol=1e-6)
+    assert [r["clusters"] for r in found] == [r["clusters"] for r in records]
+    return found, records
+
+
 @pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name in REPEATED else ()) for name in STRATEGIES]
 )
 def test_every_strategy_ends_alike(tmp_path, name, shards):
-    options = STRATEGIES[name]
-    models, records = outcome(tmp_path / "one", 1, **options)
-    parted, found = outcome(tmp_path / "many", shards, **options)
-    for device, theta in models.items():
-        np.testing.assert_allclose(parted[device], theta, rtol=0, atol=1e-6)
-    assert [r["clusters"] for r in found] == [r["clusters"] for r in records]
+    found, records = alike(tmp_path, shards, **STRATEGIES[name])
     assert [[e["kind"] for e in r["events"]] for r in found] == [[e["kind"] for e in r["events"]] for r in records]
     if name in SPLITTING:
         assert len(set(records[-1]["clusters"].values())) == 2
@@ -71,12 +76,7 @@ def test_task_with_shared_segment_ends_alike(tmp_path, algorithm):
     """IFCA shares its weights between clusters; FedAvg, the baseline to that on the same task, has whole models."""
     layout = (Parameter("weight", (INPUTS, CLASSES), "shared"), Parameter("bias", (CLASSES,), "cluster"))
     bundle = logistic_bundle(INPUTS, CLASSES, parameters=layout)
-    options = {"algorithm": algorithm, "settings": {"k": "2"} if algorithm == "ifca" else {}}
-    models, records = outcome(tmp_path / "one", 1, bundle, **options)
-    parted, found = outcome(tmp_path / "many", 3, bundle, **options)
-    for device, theta in models.items():
-        np.testing.assert_allclose(parted[device], theta, rtol=0, atol=1e-6)
-    assert [r["clusters"] for r in found] == [r["clusters"] for r in records]
+    alike(tmp_path, 3, bundle, algorithm=algorithm, settings={"k": "2"} if algorithm == "ifca" else {})
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])

@@ -44,20 +44,14 @@ def contributed(fleet):
     return [r["contributed"] for r in fleet.records()]
 
 
-def test_lost_chunks_of_parts_are_sent_again(tmp_path, expected, tap):
+def test_lost_parts_and_reports_come_again(tmp_path, expected, tap):
+    tap.lose(client="shoal-demo-worker-1", ending="/report", times=3)
     for worker in (0, 1):
         tap.lose(client="shoal-demo-dev-01", ending=f"/part/{worker}", times=2)
     with sharded_fleet(tmp_path / "fleet", faults=tap) as fleet:
         fleet.run(60)
         assert thetas(fleet) == expected
         assert contributed(fleet) == [DEVICES] * 4
-
-
-def test_lost_reports_come_again(tmp_path, expected, tap):
-    tap.lose(client="shoal-demo-worker-1", ending="/report", times=3)
-    with sharded_fleet(tmp_path / "fleet", faults=tap) as fleet:
-        fleet.run(60)
-        assert thetas(fleet) == expected
 
 
 def test_round_waits_for_a_killed_worker(tmp_path, expected):
