@@ -52,21 +52,18 @@ def directory(tmp_path):
 PATH = (model(0, 0, 0, 0), model(2, 0, 1, 1), model(5, 0, 1, 2))
 
 
-def test_own_clusters_model_answers(bundle, data):
+@pytest.mark.parametrize(
+    ("node", "cluster", "answer"),
+    [(None, 5, [0, 1, 2]), (0, 0, [0, 0, 0]), (2, 2, [0, 1, 1]), (5, 5, [0, 1, 2])],
+    ids=["own", "root", "above", "own by number"],
+)
+def test_node_on_path_answers_if_asked_for(bundle, data, node, cluster, answer):
     """The model of the devices own cluster answers by default."""
     chosen = Chosen(bundle, PATH, live=False)
-    assert chosen.own is PATH[-1]
-    answer = chosen.predict(data)
-    assert answer.tolist() == [0, 1, 2]
-    assert answer.dtype == np.int64
-
-
-@pytest.mark.parametrize(("node", "answer"), [(0, [0, 0, 0]), (2, [0, 1, 1]), (5, [0, 1, 2])])
-def test_node_on_path_answers_if_asked_for(bundle, data, node, answer):
-    chosen = Chosen(bundle, PATH, live=False)
-    assert chosen.predict(data, node=node).tolist() == answer
-    choice = "cluster" if node == 5 else f"node-{node}"
-    assert chosen.document(node) == {"run": 1, "round": 9, "cluster": node, "live": False, "choice": choice}
+    found = chosen.predict(data, node=node)
+    assert (found.tolist(), found.dtype) == (answer, np.int64)
+    choice = "cluster" if cluster == 5 else f"node-{node}"
+    assert chosen.document(node) == {"run": 1, "round": 9, "cluster": cluster, "live": False, "choice": choice}
 
 
 def test_ensemble_sums_all_outputs(bundle, data):
@@ -74,37 +71,32 @@ def test_ensemble_sums_all_outputs(bundle, data):
     assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
 
 
-def test_regression_ensemble_is_the_mean(bundle, data):
-    """An ensemble for regression is the mean of the outputs."""
+def test_regression_answers_with_numbers(bundle, data, tmp_path):
+    """An ensemble is the mean of the outputs; a model has no probabilities, and is evaluated by its errors."""
     manifest = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
-    regression = dataclasses.replace(bundle, manifest=manifest)
-    found = Chosen(regression, PATH, live=False).predict(data, ensemble=True)
+    regression = Chosen(dataclasses.replace(bundle, manifest=manifest), PATH, live=False)
+    found = regression.predict(data, ensemble=True)
     np.testing.assert_allclose(found[2], np.array([1, 1, 1]) / 3, rtol=1e-6)
     np.testing.assert_allclose(found[1], np.array([1, 2, 0]) / 3, rtol=1e-6)
-    alone = Chosen(regression, PATH, live=False).predict(data, node=2)
-    np.testing.assert_array_equal(alone[1], [0, 1, 0])
+    np.testing.assert_array_equal(regression.predict(data, node=2)[1], [0, 1, 0])
+    with pytest.raises(ConfigError, match="has no probabilities"):
+        regression.probabilities(data)
+    np.savez(tmp_path / "labelled.npz", x=X, y=np.eye(3))
+    assert regression.evaluate(tmp_path / "labelled.npz").squared == 0.0
 
 
-def test_node_and_ensemble_contradict(bundle, data):
-    """One node and the ensemble contradict each other."""
-    with pytest.raises(ConfigError, match=r"^one node or the ensemble of all, not both$") as caught:
-        Chosen(bundle, PATH, live=False).predict(data, node=0, ensemble=True)
-    assert "--node" in caught.value.hint
-
-
-def test_absent_node_is_refused(bundle, data):
-    """A node that the device does not hold is refused."""
+def test_what_can_not_be_answered_is_refused(bundle, data, tmp_path):
+    """One node and the ensemble, a node that the device does not hold, and samples that do not fit the task."""
     chosen = Chosen(bundle, PATH, live=False)
+    with pytest.raises(ConfigError, match=r"^one node or the ensemble of all, not both$") as caught:
+        chosen.predict(data, node=0, ensemble=True)
+    assert "--node" in caught.value.hint
     for ask in (lambda: chosen.at(7), lambda: chosen.predict(data, node=7), lambda: chosen.document(7)):
         with pytest.raises(ConfigError, match="7"):
             ask()
-
-
-def test_unfit_samples_are_refused(bundle, tmp_path):
-    """Samples that do not fit the task are refused."""
     np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5)))
     with pytest.raises(DataError, match=r"bad\.npz"):
-        Chosen(bundle, PATH, live=False).predict(tmp_path / "bad.npz")
+        chosen.predict(tmp_path / "bad.npz")
 
 
 # ------------------------------------------------------------------------------------------- which model is chosen
@@ -133,13 +125,16 @@ def live(directory, bundle, monkeypatch):
 
 
 def test_finished_model_answers_meanwhile(directory, bundle, live, data):
-    """A finished model answers though a run is under way."""
+    """A finished model answers though a run is under way, whose model answers if asked for."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     chosen = choose(directory)
     assert (chosen.live, chosen.own.cluster, [m.cluster for m in chosen.models]) == (False, 5, [0, 2, 5])
-    assert choose(directory).predict(data).tolist() == [0, 1, 2]
-    assert choose(directory).predict(data, node=0).tolist() == [0, 0, 0]
-    assert choose(directory).predict(data, ensemble=True).tolist() == [0, 1, 0]
+    assert chosen.predict(data).tolist() == [0, 1, 2]
+    assert chosen.predict(data, node=0).tolist() == [0, 0, 0]
+    assert chosen.predict(data, ensemble=True).tolist() == [0, 1, 0]
+    under_way = choose(directory, live=True)
+    assert under_way.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
+    assert under_way.predict(data).tolist() == [2, 2, 2]
 
 
 def personal(directory, name, theta=None):
@@ -159,28 +154,24 @@ def personal(directory, name, theta=None):
 
 
 def test_trained_model_answers(directory, bundle, live, data, tmp_path):
-    """The model that the device trained answers unless a node is asked for."""
+    """The model that the device trained answers unless a node is asked for, or the model above that it chose."""
     finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "10", theta(2, 2, 1))
-    assert choose(directory).predict(data).tolist() == [2, 2, 1]
-    assert choose(directory).predict(data, node=5).tolist() == [0, 1, 2]
-    assert choose(directory).predict(data, ensemble=True).tolist() == [0, 1, 0]
-    assert choose(directory, live=True).predict(data).tolist() == [2, 2, 2]
     chosen = choose(directory)
+    assert chosen.predict(data).tolist() == [2, 2, 1]
+    assert chosen.predict(data, node=5).tolist() == [0, 1, 2]
+    assert chosen.predict(data, ensemble=True).tolist() == [0, 1, 0]
+    assert choose(directory, live=True).predict(data).tolist() == [2, 2, 2]
     assert chosen.document()["choice"] == "10"
     assert chosen.document(5)["choice"] == "cluster"
     assert chosen.document(ensemble=True)["choice"] == "ensemble"
     chosen.export(tmp_path / "own.onnx")
     session = onnxruntime.InferenceSession((tmp_path / "own.onnx").read_bytes())
     assert session.run(None, {"x": X})[0].argmax(1).tolist() == [2, 2, 1]
-
-
-def test_chosen_model_above_answers(directory, bundle, live, data):
-    """A model above answers if the device chose it."""
-    finish(directory, bundle, model(5, 0, 1, 2), PATH[:2])
     personal(directory, "node-2")
-    assert choose(directory).predict(data).tolist() == [0, 1, 1]
-    assert choose(directory).document() == {"run": 1, "round": 9, "cluster": 2, "live": False, "choice": "node-2"}
+    above = choose(directory)
+    assert above.predict(data).tolist() == [0, 1, 1]
+    assert above.document() == {"run": 1, "round": 9, "cluster": 2, "live": False, "choice": "node-2"}
 
 
 def test_model_of_another_length_is_refused(directory, bundle, live):
@@ -191,18 +182,11 @@ def test_model_of_another_length_is_refused(directory, bundle, live):
         choose(directory)
 
 
-def test_live_model_answers_if_asked(directory, bundle, live, data):
-    """The model under way answers if asked for."""
-    finish(directory, bundle, model(5, 0, 1, 2))
-    chosen = choose(directory, live=True)
-    assert chosen.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
-    assert choose(directory, live=True).predict(data).tolist() == [2, 2, 2]
-
-
 def test_live_model_answers_at_first(directory, live, data):
     """The model under way answers while no run has finished."""
-    assert choose(directory).live
-    assert choose(directory).predict(data).tolist() == [2, 2, 2]
+    chosen = choose(directory)
+    assert chosen.live
+    assert chosen.predict(data).tolist() == [2, 2, 2]
 
 
 def test_model_of_another_run_is_refused(directory, live):
@@ -252,17 +236,5 @@ def test_a_scale_applies_to_what_is_asked(bundle, tmp_path):
     np.testing.assert_allclose(found[0], np.exp([1, 0, 0]) / np.exp([1, 0, 0]).sum(), rtol=1e-6)
 
 
-def test_probabilities_are_of_classes(bundle, data):
-    task = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
-    regression = dataclasses.replace(bundle, manifest=task)
-    with pytest.raises(ConfigError, match="has no probabilities"):
-        Chosen(regression, PATH, live=False).probabilities(data)
+def test_probabilities_of_large_outputs():
     assert probabilities_of(np.array([[1e4, 0.0]], np.float32), "classification").tolist() == [[1.0, 0.0]]
-
-
-def test_regression_is_evaluated_by_errors(bundle, tmp_path):
-    """A regression model is evaluated by its errors."""
-    task = dataclasses.replace(bundle.manifest, kind="regression", label=TensorSpec((3,), "float32"))
-    regression = dataclasses.replace(bundle, manifest=task)
-    np.savez(tmp_path / "d.npz", x=X, y=np.eye(3))
-    assert Chosen(regression, PATH, live=False).evaluate(tmp_path / "d.npz").squared == 0.0

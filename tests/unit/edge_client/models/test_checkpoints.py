@@ -93,33 +93,55 @@ def test_aggregator_learns_nothing():
     assert HELD.held[STATE].digest_key not in SEALED
 
 
-def test_a_lying_sealer_is_refused():
-    """The bytes are sealed and signed as they should be, and differ in the last bit of one coordinate."""
-    lie = HELD.held[STATE].theta.copy()
-    lie.view(np.uint32)[1] ^= 1
-    with pytest.raises(UntrustedError, match="0 devices of the roster have signed"):
-        open_(sealed_by_hand(lie))
+def lie():
+    """Return the state's vector with another last bit in one coordinate."""
+    theta = HELD.held[STATE].theta.copy()
+    theta.view(np.uint32)[1] ^= 1
+    return theta
 
 
-def test_sealers_own_digest_key_is_refused():
-    """A sealer that chooses the digest key is refused."""
-    with pytest.raises(UntrustedError, match="0 devices"):
-        open_(sealed_by_hand(digest_key=bytes(32)))
+EARLIER = ModelState.of(STATE, vector(1, 2, 3), run_id=RUN_ID, digest_key=keys_of(2).digest_key)
+OTHER_FLEET = Sealed("other", checkpoint_head(KEYS, STATE, "dev-0").purpose, "dev-0", "*")
 
 
-def test_sealers_certificate_is_not_enough():
-    """A certificate of the sealer alone is not enough."""
-    with pytest.raises(UntrustedError, match="1 devices"):
-        open_(signed=certificate(HELD, 3, IDENTITIES[:1]))
-    with pytest.raises(UntrustedError, match="0 devices"):
-        open_(signed=StateCertificate(()))
-
-
-def test_earlier_certificate_is_not_enough():
-    """A certificate of an earlier state does not certify a later one."""
-    earlier = ModelState.of(STATE, vector(1, 2, 3), run_id=RUN_ID, digest_key=keys_of(2).digest_key)
-    with pytest.raises(UntrustedError, match="0 devices"):
-        open_(seal_checkpoint(IDENTITIES[0], KEYS, earlier).payload)
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        # Sealed and signed as it should be.
+        ({"data": sealed_by_hand(lie())}, UntrustedError, "0 devices of the roster have signed"),
+        ({"data": sealed_by_hand(digest_key=bytes(32))}, UntrustedError, "0 devices"),
+        ({"signed": certificate(HELD, 3, IDENTITIES[:1])}, UntrustedError, "1 devices"),
+        ({"signed": StateCertificate(())}, UntrustedError, "0 devices"),
+        ({"data": seal_checkpoint(IDENTITIES[0], KEYS, EARLIER).payload}, UntrustedError, "0 devices"),
+        ({"keys": keys_of(4)}, UntrustedError, "another state, round or fleet"),
+        ({"wanted": StateId(1, 2)}, UntrustedError, "another state, round or fleet"),
+        ({"wanted": StateId(0, 1)}, UntrustedError, "another state, round or fleet"),
+        ({"data": sealed_by_hand(head=OTHER_FLEET)}, UntrustedError, "another state, round or fleet"),
+        *(
+            ({"data": sealed_by_hand(**changes)}, IntegrityError, "another state than its envelope says")
+            for changes in ({"fleet": "other"}, {"run_id": b"x" * 16}, {"model": 1}, {"round": 1})
+        ),
+        ({"data": sealed_by_hand(keys=dataclasses.replace(KEYS, content=bytes(32)))}, UntrustedError, None),
+        ({"roster": roster(revoked=("dev-0",))}, UntrustedError, "not in the roster"),
+        ({"data": sealed_by_hand(sender=Identity.generate("stranger"))}, UntrustedError, "not in the roster"),
+        ({"data": sealed_by_hand(sender=Identity.generate("dev-0"))}, UntrustedError, None),
+        *(
+            ({"data": sealed_by_hand(**changes)}, IntegrityError, "for a model of 3 coordinates")
+            for changes in (
+                {"length": 2},
+                {"length": 2**31},
+                {"theta": (1, 2)},
+                {"theta": (1, 2, 3, 4)},
+                {"body": b"odd"},
+                {"body": b""},
+            )
+        ),
+    ],
+)
+def test_unfit_checkpoint_is_refused(given, error, words):
+    """What the sealer chose alone, what is of another state, round, run or fleet, and another sender or length."""
+    with pytest.raises(error, match=words):
+        open_(**given)
 
 
 def test_any_damaged_byte_is_refused():
@@ -131,48 +153,6 @@ def test_any_damaged_byte_is_refused():
     for cut in (0, 7, 100, len(SEALED) - 1):
         with pytest.raises(ShoalError):
             open_(SEALED[:cut])
-
-
-def test_foreign_checkpoint_is_refused():
-    """A checkpoint of another round state run or fleet is refused."""
-    with pytest.raises(UntrustedError, match="another state, round or fleet"):
-        open_(keys=keys_of(4))
-    for other in (StateId(1, 2), StateId(0, 1)):
-        with pytest.raises(UntrustedError, match="another state, round or fleet"):
-            open_(wanted=other)
-    for changes in ({"fleet": "other"}, {"run_id": b"x" * 16}, {"model": 1}, {"round": 1}):
-        with pytest.raises(IntegrityError, match="another state than its envelope says"):
-            open_(sealed_by_hand(**changes))
-    wrong = Sealed("other", checkpoint_head(KEYS, STATE, "dev-0").purpose, "dev-0", "*")
-    with pytest.raises(UntrustedError, match="another state, round or fleet"):
-        open_(sealed_by_hand(head=wrong))
-
-
-def test_other_content_key_does_not_open():
-    """A checkpoint under another content key does not open."""
-    other = dataclasses.replace(KEYS, content=bytes(32))
-    with pytest.raises(UntrustedError):
-        open_(sealed_by_hand(keys=other))
-
-
-def test_unfit_sender_is_refused():
-    """A sender that is revoked unknown or another is refused."""
-    with pytest.raises(UntrustedError, match="not in the roster"):
-        open_(roster=roster(revoked=("dev-0",)))
-    with pytest.raises(UntrustedError, match="not in the roster"):
-        open_(sealed_by_hand(sender=Identity.generate("stranger")))
-    with pytest.raises(UntrustedError):
-        open_(sealed_by_hand(sender=Identity.generate("dev-0")))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"length": 2}, {"length": 2**31}, {"theta": (1, 2)}, {"theta": (1, 2, 3, 4)}, {"body": b"odd"}, {"body": b""}],
-)
-def test_other_length_is_refused(changes):
-    """Another length than the plans is refused."""
-    with pytest.raises(IntegrityError, match="for a model of 3 coordinates"):
-        open_(sealed_by_hand(**changes))
 
 
 def test_too_long_is_refused_unopened(monkeypatch):

@@ -18,7 +18,7 @@ def opened(stored=b"", run_id=RUN, initial=INITIAL):
 
 
 def test_trained_values_go_on():
-    """Values begin with the tasks and go on with the trained ones, also after a restart."""
+    """Values begin with the tasks and go on with the trained ones, also after a restart, but not in another run."""
     values = opened()
     assert values.newest is values.at(1) is INITIAL
     assert values.to_bytes() == b""
@@ -27,6 +27,7 @@ def test_trained_values_go_on():
         np.testing.assert_array_equal(found.newest, INITIAL + 1)
         np.testing.assert_array_equal(found.at(1), INITIAL)
         np.testing.assert_array_equal(found.at(2), INITIAL + 1)
+    np.testing.assert_array_equal(opened(values.to_bytes(), OTHER).newest, INITIAL)
 
 
 def test_repeated_round_begins_alike():
@@ -50,13 +51,6 @@ def test_each_round_is_trained_once(story):
             values = opened(values.to_bytes()) if killed else values
         expected = expected + np.float32(round_)
     np.testing.assert_array_equal(values.newest, expected)
-
-
-def test_another_run_begins_with_the_tasks():
-    """Another run begins with the tasks values."""
-    values = opened()
-    values.keep(4, INITIAL + 1)
-    np.testing.assert_array_equal(opened(values.to_bytes(), OTHER).newest, INITIAL)
 
 
 def test_damage_is_found():

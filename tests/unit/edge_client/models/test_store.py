@@ -5,7 +5,6 @@ import hashlib
 import os
 import stat
 
-import numpy as np
 import pytest
 
 from crypto.mask.schedule import RunChain
@@ -82,8 +81,8 @@ def same(a, b):
     } == {id_: (s.theta.tobytes(), s.digest, s.digest_key) for id_, s in b.held.items()}
 
 
-def expected_keys(round_, version=1):
-    keys = chain(version)
+def expected_keys(round_, version=1, first_round=1):
+    keys = chain(version, first_round=first_round)
     keys.skip_to(round_)
     return keys.take()
 
@@ -103,11 +102,14 @@ def test_all_comes_back_after_a_restart(directory, store):
     again = StateStore.open(directory)
     states, errors = again.load()
     assert same(states, after)
+    assert not states.newest(0).theta.flags.writeable
     assert errors == ()
     assert (again.run_id, again.key_version) == (RUN_ID, 1)
-    assert take(again, 2).content == keys.content == expected_keys(2).content
-    assert take(again, 2).mask == keys.mask
-    assert (take(again, 2).round, take(again, 2).fleet, take(again, 2).key_version) == (2, FLEET, 1)
+    found = take(again, 2)
+    assert found.content == keys.content == expected_keys(2).content
+    assert found.mask == keys.mask
+    assert (found.round, found.fleet, found.key_version) == (2, FLEET, 1)
+    assert take(again, 3).content == expected_keys(3).content
 
 
 def test_files_are_private_one_a_state(directory, store):
@@ -117,15 +119,6 @@ def test_files_are_private_one_a_state(directory, store):
     assert len(files(directory)) == 3
     assert {stat.S_IMODE((directory / FOLDER / name).stat().st_mode) for name in files(directory)} == {0o600}
     assert stat.S_IMODE((directory / FOLDER).stat().st_mode) == 0o700
-
-
-def test_unchanged_state_is_not_rewritten(store):
-    """A state that did not change is not written again."""
-    close(store, 1)
-    with pytest.MonkeyPatch.context() as patch:
-        log = CutAt(patch, 10**6).log
-        close(store, 2)
-    assert sum(name == "replace" and "state-" in entry[1] for name, *entry in log) == 1
 
 
 def test_file_of_a_failed_commit_is_removed(directory, store, states, monkeypatch):
@@ -300,38 +293,24 @@ def test_keys_of_missed_rounds_are_erased(directory, store):
         assert take(opened, 6).content == expected_keys(6).content
 
 
-def test_newer_version_keeps_pending_rounds(directory, store):
-    """A newer key version replaces the chain and keeps pending rounds."""
-    take(store, 4)
-    store.renew(chain(2, first_round=5))
-    again = StateStore.open(directory)
-    assert again.key_version == 2
-    assert take(again, 4).content == expected_keys(4).content
-    assert take(again, 6).key_version == 2
-    newcomer = chain(2, first_round=5)
-    newcomer.skip_to(6)
-    assert take(again, 6).content == newcomer.take().content
-
-
-def test_early_keys_give_way_to_new_version(directory, store):
-    """Keys that were taken ahead of time give way to a newer version."""
-    for round_ in (3, 4, 5):
+@pytest.mark.parametrize(
+    ("taken", "first", "pending", "older", "newer"),
+    [
+        ([4], 5, [1, 4], [4], [6]),
+        ([3, 4, 5], 4, [1, 3], [3], [4, 5]),
+        # It was away in rounds 2 to 5.
+        ([], 5, [1, 3, 4], [4], [5]),
+    ],
+    ids=["pending rounds stay", "keys taken ahead go", "late"],
+)
+def test_newer_version_replaces_the_chain(directory, store, taken, first, pending, older, newer):
+    for round_ in taken:
         take(store, round_)
-    store.renew(chain(2, first_round=4))
+    store.renew(chain(2, first_round=first))
     again = StateStore.open(directory)
-    assert take(again, 3).content == expected_keys(3).content
-    newer = chain(2, first_round=4)
-    assert [take(again, r).content for r in (4, 5)] == [newer.take().content for _ in (4, 5)]
-
-
-def test_late_version_keeps_retained_keys(directory, store):
-    """It was away in rounds 2 to 5; the newer version begins with round 5."""
-    store.renew(chain(2, first_round=5))
-    again = StateStore.open(directory)
-    assert [again.has_keys(round_) for round_ in range(2, 6)] == [False, True, True, True]
-    assert take(again, 4).content == expected_keys(4).content
-    newcomer = chain(2, first_round=5)
-    assert take(again, 5).content == newcomer.take().content
+    assert (again.key_version, sorted(again.pending)) == (2, pending)
+    assert [take(again, r).content for r in older] == [expected_keys(r).content for r in older]
+    assert [take(again, r).content for r in newer] == [expected_keys(r, 2, first).content for r in newer]
 
 
 def test_announced_steps_keys_stay(directory, store):
@@ -394,32 +373,20 @@ def test_damaged_state_awaits_a_checkpoint(directory, change):
     assert same(healed, states)
 
 
-def test_file_of_another_state_is_found(directory):
-    """A whole file in the place of another is found."""
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        (lambda _, other: other, "another state than the index says"),
+        (lambda own, _: own + bytes(32), "is damaged: it holds 44 bytes where 3 coordinates belong"),
+    ],
+    ids=["another state's file", "surplus bytes"],
+)
+def test_foreign_bytes_are_found(directory, foreign, words):
     states = close(started(directory), 1)
-    paths = [state_path(directory, states, id_) for id_ in (StateId(0, 1), StateId(1, 0))]
-    write_atomic(paths[0], paths[1].read_bytes())
-    _, errors = StateStore.open(directory).load()
-    assert "another state than the index says" in str(errors[0])
-
-
-def test_file_of_another_length_is_found(directory):
-    """With a checksum that is right."""
-    states = close(started(directory), 1)
-    path = state_path(directory, states, StateId(0, 1))
-    content = path.read_bytes()[:-32] + bytes(4)
-    write_atomic(path, content, hashlib.sha256(content).digest())
-    _, errors = StateStore.open(directory).load()
-    assert "where 3 coordinates belong" in str(errors[0])
-
-
-def test_surplus_bytes_are_damage(directory):
-    """A state file with more bytes is damaged."""
-    states = close(started(directory), 1)
-    path = state_path(directory, states, StateId(0, 1))
-    write_atomic(path, path.read_bytes(), bytes(32))
+    path, other = (state_path(directory, states, id_) for id_ in (StateId(0, 1), StateId(1, 0)))
+    write_atomic(path, foreign(path.read_bytes(), other.read_bytes()))
     _, (error,) = StateStore.open(directory).load()
-    assert "is damaged: it holds 44 bytes where 3 coordinates belong" in str(error)
+    assert words in str(error)
 
 
 def test_any_changed_byte_is_found(directory):
@@ -599,21 +566,3 @@ def test_full_disk_leaves_all_as_it_was(store, monkeypatch):
             store.commit(ModelStates(FLEET, RUN_ID, {}), applied=1)
     assert same(store.load()[0], before)
     assert take(store, 2).content == expected_keys(2).content
-
-
-def test_any_layout_is_stored_as_it_is(directory):
-    """A vector of any layout is stored as it is."""
-    store = StateStore.begin(directory, chain())
-    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
-    store.commit(origins(matrix[0], matrix[1], keys=take(store, 1)), applied=0)
-    states, _ = StateStore.open(directory).load()
-    assert [states.newest(m).theta.tolist() for m in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
-    assert not states.newest(0).theta.flags.writeable
-
-
-def test_chain_on_disk_is_chain_in_memory(directory, store):
-    take(store, 3)
-    index = stored_index(directory)
-    restored = RunChain(index.fleet, index.run_id, index.key_version, index.next_round, index.chain)
-    assert restored.next_round == 4
-    assert restored.take().content == expected_keys(4).content

@@ -99,25 +99,16 @@ def test_unfollowed_run_is_declined(declining):
     assert declining.sent == [("a", DATA), ("b", DATA)]
 
 
-def test_no_round_is_declined_twice(declining):
-    """A package may be delivered again with every connection."""
-    assert declining.fail()
-    assert not declining.fail()
-    assert declining.fail(run_id=OTHER_RUN)
-
-
-def test_the_newest_error_of_a_run_counts(declining):
-    declining.fail()
-    declining.fail(DeclineReason.TASK)
-    declining.unfollowed(announcement())
-    assert declining.sent == [("n", DeclineReason.TASK)]
-
-
-def test_nameless_package_declines_nothing(declining):
-    """A package that names no run is an error that declines nothing."""
+def test_newest_error_of_a_run_is_sent_once(declining):
+    """A package may be delivered again with every connection; one that names no run is an error that declines nothing."""
     assert not declining.fail(run_id=b"")
     declining.unfollowed(announcement(run_id=RUN))
     assert declining.sent == []
+    assert declining.fail()
+    assert not declining.fail(DeclineReason.TASK)
+    declining.unfollowed(announcement())
+    assert declining.sent == [("n", DeclineReason.TASK)]
+    assert declining.fail(run_id=OTHER_RUN)
 
 
 def test_followed_run_clears_the_errors(declining):

@@ -57,27 +57,22 @@ def offered(member, line):
     return found
 
 
-@pytest.mark.parametrize(("online", "head"), [(True, TranscriptHead(bytes(16), 3, b"h" * 32)), (False, None)])
-def test_presence_is_one_signed_chunk(member, online, head):
-    """A presence is one signed chunk at the devices topic."""
-    topic, chunk = presence(member, BIRTH, online=online, head=head, at_s=1790000000.9)
+@pytest.mark.parametrize(
+    ("online", "told"),
+    [
+        (True, {"head": TranscriptHead(bytes(16), 3, b"h" * 32)}),
+        (False, {}),
+        (True, {"left_out": 3, "rival": 7, "doubted": True}),
+    ],
+)
+def test_presence_is_one_signed_chunk(member, online, told):
+    """A presence is one signed chunk at the devices topic, which only the fleet can read."""
+    topic, chunk = presence(member, BIRTH, online=online, at_s=1790000000.9, **told)
     assert topic == TOPICS.state("dev-1")
-    assert opened(member, chunk) == (
-        Sealed("reef", "presence", "dev-1", "*"),
-        Presence("reef", "dev-1", BIRTH, online, VERSION, 1790000000, head),
-    )
-
-
-@pytest.mark.parametrize("doubted", [False, True])
-def test_presence_tells_of_a_guess(member, doubted):
-    """A presence says whether the devices model is a guess."""
-    _, found = opened(member, presence(member, BIRTH, online=True, left_out=3, rival=7, doubted=doubted)[1])
-    assert (found.doubted, found.left_out, found.rival) == (doubted, 3, 7)
-
-
-def test_only_the_fleet_can_read_it(member):
+    expected = Presence("reef", "dev-1", BIRTH, online, VERSION, 1790000000, **told)
+    assert opened(member, chunk) == (Sealed("reef", "presence", "dev-1", "*"), expected)
     with pytest.raises(SealError):
-        opened(member, presence(member, BIRTH, online=True)[1], GroupKey("reef", "broadcast", bytes(32)))
+        opened(member, chunk, GroupKey("reef", "broadcast", bytes(32)))
 
 
 @pytest.mark.parametrize(("jitter", "after_s"), [(0.0, 0.5 * PRESENCE_AGAIN_S), (0.5, 0.75 * PRESENCE_AGAIN_S)])

@@ -77,8 +77,9 @@ def test_another_rounds_models_are_unknown(lookout):
 
 
 def test_unasked_repetition_asks_for_nothing(lookout):
-    """An announcement that comes again by itself asks for nothing."""
+    """An announcement that comes again by itself asks for nothing, nor does a long time if nothing is missing."""
     lookout.found(FIRST, ())
+    lookout.tick(1000.0, ())
     assert not lookout.found(FIRST, MODELS)
     assert lookout.take() == []
 
@@ -93,12 +94,6 @@ def test_requests_are_rare_meanwhile(lookout):
         if lookout.take():
             looks.append(second)
     assert looks == [120, 241, 362, 483]
-
-
-def test_nothing_missing_nothing_requested(lookout):
-    """Nothing is requested if nothing is missing."""
-    lookout.tick(1000.0, ())
-    assert lookout.take() == []
 
 
 def test_requests_get_rarer(lookout):

@@ -46,31 +46,20 @@ def test_only_changes_at_the_start():
 
 
 def test_change_in_force_is_applied():
-    """A change of the roster in force is applied."""
+    """A change of the roster in force is applied; one that leads to no roster of the owner asks for the whole."""
     following = change(HELD + 1, after=HELD)
     state, done = RosterSync().changed(following, at())
     assert done == (ApplyRosterChange(following),)
-    state, done = state.taken(following, at(sequence=HELD + 1))
-    assert (state, done) == (RosterSync(), ())
-
-
-def test_impossible_change_asks_for_whole():
-    """A change that leads to no roster of the owner asks for the whole."""
-    following = change(HELD + 1, after=HELD)
-    state, _ = RosterSync().changed(following, at())
+    assert state.taken(following, at(sequence=HELD + 1)) == (RosterSync(), ())
     state, done = state.taken(following, at(5.0))
     assert done == (WHOLE,)
     assert (state.wanted, state.devices, state.asked_s) == (HELD + 1, 4, 5.0)
 
 
-def test_older_changes_are_ignored():
-    """Older changes and the one in force are ignored."""
+def test_other_signature_asks_once_for_whole():
+    """Under our sequence; older changes and the one in force are ignored."""
     for sequence in (HELD - 1, HELD):
         assert RosterSync().changed(change(sequence, signature=FACTS.roster.signature), at())[1] == ()
-
-
-def test_other_signature_asks_once_for_whole():
-    """Another signature under our sequence asks for the whole once."""
     state, done = RosterSync().changed(change(HELD), at())
     assert done == (WHOLE,)
     assert state.changed(change(HELD), at())[1] == ()
@@ -92,27 +81,17 @@ def test_requests_get_rarer_and_then_stop():
     assert (state.wanted, done) == (0, (NO_MORE,))
 
 
-def test_first_request_comes_after_a_minute():
-    """The first request is repeated after a minute."""
-    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
-    state, done = state.ticked(at(WHOLE_AGAIN_S))
-    assert done == ()
-    assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
-
-
-def test_copied_roster_ends_the_requests():
-    """Whatever becomes of the message itself."""
-    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
-    state, done = state.taken(None, at(sequence=HELD + 5))
-    assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
-
-
-def test_newer_keys_may_open_a_whole():
-    """Newer keys may open a whole that could not be read."""
+def test_request_ends_with_any_newer_roster():
+    """The first request is repeated after a minute, and after newer keys, which may open a whole that could not be read."""
     changes = Resubscribe(TopicKind.ROSTER_CHANGE)
     assert RosterSync().after_keys() == (changes,)
-    state, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
-    assert state.after_keys() == (changes, WHOLE)
+    asking, _ = RosterSync().changed(change(HELD + 2, after=HELD + 1), at())
+    assert asking.after_keys() == (changes, WHOLE)
+    state, done = asking.ticked(at(WHOLE_AGAIN_S))
+    assert done == ()
+    assert state.ticked(at(WHOLE_AGAIN_S + 1.0))[1] == (WHOLE,)
+    state, done = asking.taken(None, at(sequence=HELD + 5))
+    assert (state.wanted, state.devices, done) == (0, None, (NO_MORE,))
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -104,18 +104,41 @@ def test_a_plan_starts_from_nothing():
     state, actions = step(RoundState(0), Planned(PLAN))
     assert actions == (CancelWork(), Follow(()))
     assert (state.plan, state.stage) == (PLAN, Stage.IDLE)
-    assert step(state, Planned(PLAN)) == (state, ())
 
 
-def test_an_older_plan_is_not_taken_up():
-    newer = dataclasses.replace(PLAN, run=2)
-    state, _ = step(RoundState(0), Planned(newer))
-    assert step(state, Planned(PLAN)) == (state, ())
+NEWER = dataclasses.replace(PLAN, run=2)
+SAT_OUT = Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,)))
+
+
+@pytest.mark.parametrize(
+    ("events", "event"),
+    [
+        pytest.param((), Planned(PLAN), id="the same plan"),
+        pytest.param((Planned(NEWER),), Planned(PLAN), id="an older plan"),
+        pytest.param(WORKING, WorkDone(1, 2, b"\2" * 16, ID), id="work for another round"),
+        pytest.param(WORKING, WorkDone(1, 1, b"x" * 16, ID), id="work for another nonce"),
+        pytest.param(WORKING, WorkDone(2, 1, b"\1" * 16, ID), id="work for another run"),
+        pytest.param((*WORKING, SAT_OUT), DONE, id="work that was cancelled"),
+        pytest.param((*WORKING, WorkFailed(b"\1" * 16)), Announced(announcement()), id="a round that failed"),
+        pytest.param((*WORKING, WorkFailed(b"\1" * 16)), WorkFailed(b"\1" * 16), id="a failure again"),
+        pytest.param(SENDING, control(Action.ACK, transfer=bytes(16)), id="an answer to another upload"),
+        pytest.param((), control(Action.ACK), id="an answer without an upload"),
+        # There is nothing to remind of before the work is done.
+        *(
+            pytest.param(events, event, id=f"{type(event).__name__} after {len(events)} events")
+            for events in ((), SENDING[:1], SENDING[:2], WORKING)
+            for event in (TimerFired(), Reconnected())
+        ),
+    ],
+)
+def test_events_that_change_nothing(events, event):
+    state, _ = after(*events)
+    assert step(state, event) == (state, ())
 
 
 def test_newer_plan_cancels_the_work():
     """A newer plan cancels the work in progress."""
-    state, actions = after(*SENDING, Planned(dataclasses.replace(PLAN, run=2)))
+    state, actions = after(*SENDING, Planned(NEWER))
     assert CancelWork() in actions
     assert (state.stage, state.announcement, state.models) == (Stage.IDLE, None, {})
 
@@ -130,57 +153,53 @@ def test_sitting_out_forgets_models():
     assert (state.stage, actions) == (Stage.FETCHING, (Follow(("bb",)),))
 
 
-def test_work_begins_with_the_last_model():
-    """Work begins when the last model is there."""
-    state, actions = after(*WORKING)
-    assert state.stage is Stage.WORKING
-    assert actions == (Work(announcement(), TRAIN),)
-
-
-def test_models_other_version_does_not_do():
-    """Another version of a model does not do."""
-    state, actions = after(*WORKING[:2], ModelArrived("bb", b"\2" * 16))
-    assert (state.stage, actions) == (Stage.FETCHING, ())
-
-
-def test_a_device_without_an_order_sits_out():
-    state, actions = after(Announced(announcement()), index=1)
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, (Follow(()),))
-
-
-def test_finished_work_is_sent_with_a_timer():
-    """Finished work is sent and a timer set."""
-    state, actions = after(*SENDING)
-    assert (state.stage, remind_within_s(state), actions) == (Stage.SENDING, SOON_S, (Send(),))
-    assert (state.transfer, state.sent) == (ID, (1, 1, b"\1" * 16))
+KEPT = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
+OVER = {"stage": Stage.IDLE, "done": True}
+SENT = {"stage": Stage.SENDING, "attempt": 0, "done": False}
 
 
 @pytest.mark.parametrize(
-    "late", [WorkDone(1, 2, b"\2" * 16, ID), WorkDone(1, 1, b"x" * 16, ID), WorkDone(2, 1, b"\1" * 16, ID)]
+    ("events", "given", "facts", "actions"),
+    [
+        pytest.param(WORKING, {}, {"stage": Stage.WORKING}, (Work(announcement(), TRAIN),), id="the last model"),
+        pytest.param(
+            (*WORKING[:2], ModelArrived("bb", b"\2" * 16)), {}, {"stage": Stage.FETCHING}, (), id="another version"
+        ),
+        pytest.param(WORKING[:1], {"index": 1}, OVER, (Follow(()),), id="no order: sits out"),
+        pytest.param(SENDING, {}, {**SENT, "transfer": ID, "sent": (1, 1, b"\1" * 16)}, (Send(),), id="finished work"),
+        pytest.param((*WORKING, WorkFailed(b"\1" * 16)), {}, OVER, (), id="failed work: sits out"),
+        pytest.param((*SENDING, control(Action.ACK)), {}, OVER, (), id="taken"),
+        pytest.param((*SENDING, control(Action.REFUSED)), {}, OVER, (), id="refused"),
+        pytest.param(
+            (*SENDING, TimerFired(), control(Action.NACK, missing=(1, 4))),
+            {},
+            SENT,
+            (Send((1, 4)),),
+            id="missing chunks",
+        ),
+        # The aggregator restarted: it may not have it.
+        pytest.param((*SENDING, TimerFired(), WORKING[0]), {}, SENT, (REMIND,), id="the round again reminds"),
+        pytest.param((*WORKING, WORKING[0]), {}, {"stage": Stage.WORKING}, (), id="the round again restarts no work"),
+        pytest.param((*SENDING, control(Action.ACK), WORKING[0]), {}, OVER, (), id="an answered round again"),
+        # Mark and transfer come from disk; the round is announced; nothing is computed.
+        pytest.param((Planned(PLAN), WORKING[0]), {"state": KEPT}, SENT, (REMIND,), id="restart: the stored upload"),
+    ],
 )
-def test_work_for_another_round_is_dropped(late):
-    state, _ = after(*WORKING)
-    assert step(state, late) == (state, ())
+def test_stage_and_actions_after(events, given, facts, actions):
+    state, done = after(*events, **given)
+    assert {name: getattr(state, name) for name in facts} == facts
+    assert done == actions
 
 
-def test_cancelled_work_is_dropped():
-    """Work that ends after it was cancelled is dropped."""
-    state, _ = after(*WORKING, Announced(announcement(2, assignment_of=(NO_ASSIGNMENT,))))
-    assert step(state, DONE) == (state, ())
-
-
-def test_failed_work_sits_the_round_out():
-    state, actions = after(*WORKING, WorkFailed(b"\1" * 16))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
-    assert step(state, Announced(announcement()))[1] == (), "the same round again is not tried again"
-    assert step(state, Announced(announcement(2)))[0].stage is Stage.FETCHING
-    assert step(state, WorkFailed(b"\1" * 16)) == (state, ())
-
-
-@pytest.mark.parametrize("action", [Action.ACK, Action.REFUSED])
-def test_an_answer_ends_the_sending(action):
-    state, actions = after(*SENDING, control(action))
-    assert (state.stage, state.done, actions) == (Stage.IDLE, True, ())
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [((*WORKING, WorkFailed(b"\1" * 16)), None), ((Planned(PLAN),), KEPT)],
+    ids=["failed", "restart"],
+)
+def test_new_round_is_worked_on(events, state):
+    state, actions = after(*events, Announced(announcement(2)), state=state)
+    assert state.stage is Stage.FETCHING
+    assert not any(isinstance(a, Send | Remind) for a in actions)
 
 
 def test_refused_uploads_residual_is_wasted():
@@ -205,20 +224,6 @@ def test_refused_upload_is_offered_again():
     refused, _ = after(*SENDING, control(Action.REFUSED), Announced(announcement(2)))
     assert refused.stage is Stage.FETCHING
     assert not refused.refused
-
-
-def test_answer_to_another_upload_is_nothing():
-    """An answer to another upload means nothing."""
-    state, _ = after(*SENDING)
-    assert step(state, control(Action.ACK, transfer=bytes(16))) == (state, ())
-    idle, _ = after()
-    assert step(idle, control(Action.ACK)) == (idle, ())
-
-
-def test_only_missing_chunks_are_sent():
-    state, actions = after(*SENDING, TimerFired(), control(Action.NACK, missing=(1, 4)))
-    assert (state.stage, state.attempt, remind_within_s(state)) == (Stage.SENDING, 0, SOON_S)
-    assert actions == (Send((1, 4)),)
 
 
 def test_reminders_back_off_to_the_cap():
@@ -247,53 +252,12 @@ def test_announced_pause_bounds_reminders(announced_s, base_s):
     assert bounds[-1] == max(60.0, 2 * base_s)
 
 
-@pytest.mark.parametrize("event", [TimerFired(), Reconnected()])
-def test_no_reminder_before_work_is_done(event):
-    """There is nothing to remind of before the work is done."""
-    for events in ((), SENDING[:1], SENDING[:2], WORKING):
-        state, _ = after(*events)
-        assert step(state, event) == (state, ())
-
-
-def test_round_again_reminds_of_the_upload():
-    """The aggregator restarted: it may not have it."""
-    state, actions = after(*SENDING, TimerFired(), Announced(announcement()))
-    assert (actions, remind_within_s(state), state.attempt) == ((REMIND,), SOON_S, 0)
-
-
-def test_round_again_restarts_no_work():
-    """The same round announced again does not restart the work."""
-    state, actions = after(*WORKING, Announced(announcement()))
-    assert (state.stage, actions) == (Stage.WORKING, ())
-
-
-def test_answered_round_again_is_over():
-    """An answered round announced again is over."""
-    state, actions = after(*SENDING, control(Action.ACK), Announced(announcement()))
-    assert (state.stage, actions) == (Stage.IDLE, ())
-
-
 def test_a_new_round_cancels_the_old_one():
     for events in (SENDING[:1], WORKING, SENDING):
         state, actions = after(*events, Announced(announcement(2)))
         assert actions[0] == CancelWork()
         assert state.mark.round == 2
         assert state.attempt == 0
-
-
-def test_restart_reminds_of_stored_upload():
-    """Mark and transfer come from disk; the round is announced; nothing is computed."""
-    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
-    state, actions = after(Planned(PLAN), Announced(announcement()), state=kept)
-    assert (state.stage, remind_within_s(state), actions) == (Stage.SENDING, SOON_S, (REMIND,))
-
-
-def test_restarted_device_works_on_new_round():
-    """After a restart a new round is worked on."""
-    kept = RoundState(0, ReplayWatermark(3, 1, 1, b"\1" * 16), transfer=ID, sent=(1, 1, b"\1" * 16))
-    state, actions = after(Planned(PLAN), Announced(announcement(2)), state=kept)
-    assert state.stage is Stage.FETCHING
-    assert not any(isinstance(a, Send | Remind) for a in actions)
 
 
 def test_the_final_answer_ends_the_run():

@@ -243,19 +243,13 @@ def test_a_busy_link_puts_the_reminder_off():
     assert driver.tick(driver.session.remind_at_s, busy=False) == (io.SendReminder(PLAN.run_id, 0),)
 
 
-def test_answered_upload_is_not_reminded_of():
+@pytest.mark.parametrize(("answer", "logged"), [(Action.ACK, []), (Action.REFUSED, [("warning", "too long")])])
+def test_answered_upload_is_not_reminded_of(answer, logged):
     driver = sending()
-    driver.hear(channels.CONTROL, control())
+    driver.hear(channels.CONTROL, control(answer))
     assert driver.session.remind_at_s is None
-    driver.take()
+    assert [(line.level, line.facts["reason"]) for line in driver.take(io.Log) if line.level == "warning"] == logged
     assert driver.tick(1e6) == ()
-
-
-def test_a_refused_upload_is_logged():
-    driver = sending()
-    driver.hear(channels.CONTROL, control(Action.REFUSED))
-    (line,) = driver.take(io.Log)
-    assert (line.level, line.facts["reason"]) == ("warning", "too long")
 
 
 def test_reminders_count_retransmissions():
@@ -419,7 +413,7 @@ def notice(order=RunOrder.PAUSED, *, sequence=5, choice=b"", fleet="demo"):
 
 
 def test_order_is_known_until_another_comes():
-    """An order of the owner is known until another comes."""
+    """A notice that the broker repeats, or one of another fleet, has no effect."""
     driver = following()
     assert driver.session.order == ""
     done = driver.hear(channels.NOTICE, notice())
@@ -428,13 +422,10 @@ def test_order_is_known_until_another_comes():
     assert driver.session.summary()["order"] == "run 1 is paused by the owner"
     driver.hear(channels.NOTICE, notice(RunOrder.NONE, sequence=6))
     assert driver.session.order == ""
-
-
-def test_repeated_notice_has_no_effect():
-    """A notice that the broker repeats has no effect."""
-    driver = following()
-    driver.hear(channels.NOTICE, notice(RunOrder.STOPPED, sequence=6))
+    driver.hear(channels.NOTICE, notice(RunOrder.STOPPED, sequence=7))
     assert driver.hear(channels.NOTICE, notice()) == ()
+    (refused,) = driver.hear(channels.NOTICE, notice(fleet="other", sequence=8))
+    assert isinstance(refused.error, UntrustedError)
     assert driver.session.order == "run 1 is stopped by the owner"
 
 
@@ -445,10 +436,3 @@ def test_choice_is_taken_when_it_changes():
     again = driver.hear(channels.NOTICE, notice(choice=b"first"))
     assert again == (io.TakeNotice(1000), io.PublishStatus()), "clocks are compared each time"
     assert io.TakeNotice(1000, b"second") in driver.hear(channels.NOTICE, notice(choice=b"second", sequence=6))
-
-
-def test_notice_of_another_fleet_is_refused():
-    driver = following()
-    (refused,) = driver.hear(channels.NOTICE, notice(fleet="other"))
-    assert isinstance(refused.error, UntrustedError)
-    assert driver.session.order == ""

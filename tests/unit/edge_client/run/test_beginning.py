@@ -17,15 +17,14 @@ from edge_client.models.store import StateStore
 from edge_client.run.beginning import LateStart, RunFollower, keep_run, open_run, resume_run, stored_run
 from edge_client.storage.state import DeviceState
 from shoal.errors import IntegrityError, NotEnrolledError, UntrustedError
-from shoal.membership.statements import sign_statement
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import RunPackage
 from shoal.protocol.recipe import Recipe
-from shoal.protocol.states import NO_TRANSCRIPT, StateId
+from shoal.protocol.states import StateId
 from tests.helpers.earlier_formats import earlier_plan
 from tests.helpers.power_cuts import cut_at
-from tests.helpers.round_runs import LENGTH, Scene, origins
+from tests.helpers.round_runs import LENGTH, Scene, origins, statements
 from tests.helpers.tasks import logistic_bundle
 
 ORIGIN = StateId(0, 0)
@@ -49,17 +48,6 @@ def again(member):
 def keep(scene, member):
     begun = open_run(scene.package, member)
     return keep_run(begun, scene.package, member, DeviceState(member.directory))
-
-
-def statements(scene, models, round_):
-    """Return the statements of devices by their models."""
-    return tuple(
-        sign_statement(
-            scene.parties.members[name].identity,
-            held.states.statement(name, round_, scene.heads.get(round_, NO_TRANSCRIPT)),
-        )
-        for name, held in models.items()
-    )
 
 
 def test_two_devices_begin_alike(scene):
@@ -186,7 +174,7 @@ def late(scene):
     for held in models.values():
         scene.serve(held, scene.announcement(5, states={0: (0, 0)}, key_version=number))
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 0), 5)
-    signed = statements(scene, models, 5)
+    signed = statements(scene, models, 5, tuple(models))
     announced = scene.announcement(6, states={0: (0, 0)}, key_version=number, checkpoints=(ref,), statements=signed)
     return types.SimpleNamespace(scene=scene, member=member, announced=announced, ref=ref, models=models)
 
@@ -199,12 +187,13 @@ def begin(late, *, sealed=None, most=1 << 20, announced=None):
 
 
 def test_newcomer_begins_with_a_checkpoint(late):
-    """A newcomer can't open the package and begins with a checkpoint."""
+    """A newcomer can't open the package, begins with a checkpoint and has no keys of earlier rounds."""
     with pytest.raises(NotEnrolledError):
         open_run(late.scene.package, late.member)
     begun = begin(late)
     assert begun.run.bundle.digest == late.scene.plan.task_digest
     assert begun.states.held[ORIGIN].theta.tobytes() == origins()[0].tobytes()
+    assert (begun.chain.key_version, begun.chain.next_round) == (late.announced.held.key_version, late.ref.round)
     models = keep_run(begun, late.scene.package, late.member, DeviceState(late.member.directory))
     theta = late.scene.serve(models, late.announced)[0]
     assert theta.tobytes() == origins()[0].tobytes()
@@ -233,13 +222,6 @@ def test_run_signed_before_new_keys_begins(scene):
         open_run(package, late)
 
 
-def test_newcomer_has_no_earlier_rounds_keys(late):
-    """A newcomer has no keys of rounds before the checkpoint."""
-    begun = begin(late)
-    assert begun.chain.key_version == late.announced.held.key_version
-    assert begun.chain.next_round == late.ref.round
-
-
 def test_newcomer_without_checkpoint_waits(late):
     """Without a checkpoint under its keys a newcomer waits."""
     start = LateStart(late.scene.plan, late.scene.package)
@@ -251,25 +233,16 @@ def test_newcomer_without_checkpoint_waits(late):
         assert start.take("x", bytes(16), memoryview(b""), late.member, 0) is None
 
 
-def test_newcomer_believes_signed_states(late):
-    """A newcomer believes only a state that enough devices have signed."""
+def test_newcomer_takes_what_is_signed_only(late):
+    """Enough devices have signed the state and the owner the task; a checkpoint above the limit is refused unread."""
     held = dataclasses.replace(late.announced.held, statements=late.announced.held.statements[:1])
     with pytest.raises(BadCheckpointError, match="2 are needed"):
         begin(late, announced=dataclasses.replace(late.announced, held=held))
-
-
-def test_newcomer_takes_the_signed_task_only(late):
-    """A newcomer takes only the task that the owner has signed."""
     other = logistic_bundle(LENGTH, 2).to_bytes()
     ref = late.scene.checkpoint("dev-1", late.models["dev-1"], (0, 0), 5, task=other)
-    sealed = late.scene.transfers[ref.label, ref.transfer]
     with pytest.raises(BadCheckpointError, match="not the one that the run plan names") as caught:
-        begin(late, sealed=sealed)
+        begin(late, sealed=late.scene.transfers[ref.label, ref.transfer])
     assert caught.value.sealed_by == "dev-1"
-
-
-def test_large_tasks_checkpoint_is_unread(late):
-    """A checkpoint with a task above the limit is refused unread."""
     with pytest.raises(IntegrityError, match="a checkpoint of"):
         begin(late, most=16)
 

@@ -50,7 +50,9 @@ def logged(caplog, text):
 
 
 def test_device_chooses_once_and_logs_losses(fleet, caplog):
-    """A device chooses once after its run and logs every loss."""
+    """The choice is in a file of its own: what a running device writes doesn't lose it, and a restart makes no other."""
+    status = fleet.stage.device_dir(NAME) / "status.json"
+    before = json.loads(status.read_text())
     assert fleet.devices[NAME].runtime.finishing
     with caplog.at_level(logging.INFO, "shoal.edge"):
         assert finish_of(fleet, NAME)
@@ -63,15 +65,10 @@ def test_device_chooses_once_and_logs_losses(fleet, caplog):
     assert facts["took_s"] >= 0
     assert not finish_of(fleet, NAME)
     assert not fleet.devices[NAME].runtime.finishing
-
-
-def test_choice_is_not_made_twice(fleet):
-    """A choice that was made is not made again after a restart."""
-    finish_of(fleet, NAME)
-    before = choice(fleet)
+    assert json.loads(status.read_text())["ended"] == before["ended"]
     restart(fleet)
     assert not finish_of(fleet, NAME)
-    assert choice(fleet) == before
+    assert choice(fleet) == found
 
 
 def restart(fleet):
@@ -83,25 +80,17 @@ def restart(fleet):
 
 def test_killed_finish_is_done_again(fleet, monkeypatch):
     """A finish that was killed is done again at the next start."""
+    left = [False] * 30
 
-    class Killed(BaseException):
-        """The end of a process in the middle of the finish."""
-
-    def killed(ended, shares, backend, cancelled):
-        calls = []
-
-        def count():
-            calls.append(None)
-            if len(calls) > 30:
-                raise Killed
-            return False
-
-        return finish(ended, shares, backend, count)
+    def count():
+        if not left:
+            raise KeyboardInterrupt
+        return left.pop()
 
     before = sorted(p.name for p in fleet.stage.device_dir(NAME).rglob("*"))
     with monkeypatch.context() as patch:
-        patch.setattr(finishing, "finish", killed)
-        with pytest.raises(Killed):
+        patch.setattr(finishing, "finish", lambda ended, shares, backend, _: finish(ended, shares, backend, count))
+        with pytest.raises(KeyboardInterrupt):
             finish_of(fleet, NAME)
     assert sorted(p.name for p in fleet.stage.device_dir(NAME).rglob("*")) == before
     restart(fleet)
@@ -198,11 +187,3 @@ def test_a_run_under_way_has_no_finish(tmp_path):
         assert not fleet.devices[NAME].runtime.finishing
         assert not finish_of(fleet, NAME)
         assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)
-
-
-def test_status_files_stay_as_they_were(fleet):
-    """The choice is in a file of its own: what a running device writes does not lose it."""
-    before = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
-    finish_of(fleet, NAME)
-    after = json.loads((fleet.stage.device_dir(NAME) / "status.json").read_text())
-    assert before["ended"] == after["ended"]

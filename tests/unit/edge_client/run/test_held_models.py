@@ -44,11 +44,30 @@ def damage(scene, models, at, factor=2.0):
     models.states = models.states.with_states([bad])
 
 
+def rotate(scene):
+    """Let the owner draw newer keys and all devices take them; return their version's number."""
+    owner = scene.parties.owner
+    owner.rotate()
+    for name, member in scene.parties.members.items():
+        member.adopt(owner.roster_bytes)
+        member.take_grant(scene.parties.grant(name))
+    return owner.roster.keys_since
+
+
 def test_device_adds_the_mean_of_each_round(scene, models):
-    steps = to_round(scene, models, 3)
-    theta = scene.serve(models["dev-1"], scene.announcement(4, steps=steps))[0]
+    """It fetches that mean alone; in an even round its states are stored, and the keys of the rounds applied are erased."""
+    steps, device = to_round(scene, models, 3), models["dev-1"]
+    announced = scene.announcement(4, steps=steps)
+    assert list(device.locate(announced, TRAIN)) == [scene.label(mean_number(0, 3))]
+    theta = scene.serve(device, announced)[0]
     assert np.abs(theta - (origins()[0] + 3)).max() < 1e-5
-    assert list(models["dev-1"].states.held) == [StateId(0, 3)]
+    assert list(device.states.held) == [StateId(0, 3)]
+    assert device.locate(announced, TRAIN) == {}, "announced again, after a reconnection for example"
+    member = scene.parties.members["dev-1"]
+    _, resumed = resume_run(DeviceState(member.directory).load_run(), member, ReplayWatermark())
+    assert resumed.states.digests() == device.states.digests()
+    assert not resumed._store.has_keys(3)
+    assert resumed._store.pending.keys() == {4, 5}, "they are needed for the updates and means of two rounds"
 
 
 def test_missing_one_round_changes_no_bit(scene, models):
@@ -59,25 +78,6 @@ def test_missing_one_round_changes_no_bit(scene, models):
     for held in models.values():
         scene.serve(held, announced)
     assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
-
-
-def test_only_needed_means_are_fetched(scene, models):
-    steps = to_round(scene, models, 3)
-    announced = scene.announcement(4, steps=steps)
-    assert list(models["dev-1"].locate(announced, TRAIN)) == [scene.label(mean_number(0, 3))]
-    scene.serve(models["dev-1"], announced)
-    assert models["dev-1"].locate(announced, TRAIN) == {}, "announced again, after a reconnection for example"
-
-
-def test_states_are_stored_and_keys_erased(scene, models):
-    """In an even round states are stored, and the keys of the rounds applied are erased."""
-    steps = to_round(scene, models, 3)
-    scene.serve(models["dev-1"], scene.announcement(4, steps=steps))
-    member = scene.parties.members["dev-1"]
-    _, resumed = resume_run(DeviceState(member.directory).load_run(), member, ReplayWatermark())
-    assert resumed.states.digests() == models["dev-1"].states.digests()
-    assert not resumed._store.has_keys(3)
-    assert resumed._store.pending.keys() == {4, 5}, "they are needed for the updates and means of two rounds"
 
 
 def test_odd_rounds_are_made_again(scene, models):
@@ -130,18 +130,13 @@ def test_missed_rounds_take_a_checkpoint(scene, models):
         assert scene.serve(held, announced)[0].tobytes() == theta.tobytes()
 
 
-def test_without_checkpoint_state_is_lacking(scene, models):
-    """Without a checkpoint the device lacks the state."""
-    steps = to_round(scene, models, 5, names=("dev-1", "dev-2"))
-    signed = statements(scene, models, 5, ("dev-1", "dev-2"))
-    with pytest.raises(MissingStateError, match="states 5 of model 0 can't be made"):
-        models["dev-3"].locate(scene.announcement(6, steps=steps, statements=signed), TRAIN)
-
-
 def test_thinly_signed_checkpoint_is_left(scene, models):
-    """A checkpoint that too few have signed is not fetched."""
+    """Without a checkpoint that enough devices have signed the device lacks the state."""
     steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
+    without = scene.announcement(7, steps=steps, statements=statements(scene, models, 6, ("dev-1", "dev-2")))
+    with pytest.raises(MissingStateError, match="states 6 of model 0 can't be made"):
+        models["dev-3"].locate(without, TRAIN)
     for signed in ((), statements(scene, models, 6, ("dev-1",)), (b"junk",)):
         announced = scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed)
         with pytest.raises(MissingStateError):
@@ -248,13 +243,18 @@ def test_a_mean_of_another_round_is_refused(scene, models):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
 
 
-def test_mean_before_announcement_is_used(scene, models):
-    """A mean that arrives before its announcement is used."""
-    device = models["dev-1"]
-    scene.serve(device, scene.announcement(1))
+def early_mean(scene, models):
+    """Return a device, the step of round 1 that is not announced yet, the label and transfer of its mean, and the mean."""
+    scene.serve(models["dev-1"], scene.announcement(1))
     step = scene.step(1, {0: ONE})
     (ref,) = step.means
-    assert not device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
+    return models["dev-1"], step, ref, scene.transfers[ref.label, ref.transfer]
+
+
+def test_mean_before_announcement_is_used(scene, models):
+    """A mean that arrives before its announcement is used."""
+    device, step, ref, mean = early_mean(scene, models)
+    assert not device.take(ref.label, ref.transfer, memoryview(mean))
     announced = scene.announcement(2, steps=(step,))
     assert device.locate(announced, TRAIN) == {ref.label: ref.transfer}
     assert device.arrived() == {ref.label: ref.transfer}
@@ -263,13 +263,11 @@ def test_mean_before_announcement_is_used(scene, models):
 
 def test_early_other_transfer_is_forgotten(scene, models):
     """An early transfer that is not the announced one is forgotten."""
-    device = models["dev-1"]
-    scene.serve(device, scene.announcement(1))
-    old, new = scene.step(1, {0: ONE}), scene.step(1, {0: ONE})
-    assert not device.take(old.means[0].label, old.means[0].transfer, memoryview(b"anything"))
-    device.locate(scene.announcement(2, steps=(new,)), TRAIN)
+    device, _, ref, _ = early_mean(scene, models)
+    assert not device.take(ref.label, ref.transfer, memoryview(b"anything"))
+    device.locate(scene.announcement(2, steps=(scene.step(1, {0: ONE}),)), TRAIN)
     assert device.arrived() == {}
-    device.drop(old.means[0].label)
+    device.drop(ref.label)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +275,7 @@ def test_early_other_transfer_is_forgotten(scene, models):
 )
 def test_early_damaged_mean_is_refused_later(scene, models, end, error):
     """An early mean that is damaged is refused once it is announced."""
-    device = models["dev-1"]
-    scene.serve(device, scene.announcement(1))
-    step = scene.step(1, {0: ONE})
-    (ref,) = step.means
-    whole = scene.transfers[ref.label, ref.transfer]
+    device, step, ref, whole = early_mean(scene, models)
     assert not device.take(ref.label, ref.transfer, memoryview(whole[:end]))
     device.locate(scene.announcement(2, steps=(step,)), TRAIN)
     with pytest.raises(error):
@@ -291,9 +285,8 @@ def test_early_damaged_mean_is_refused_later(scene, models, end, error):
 
 
 def test_what_has_arrived_stays(scene, models):
-    """What has arrived is still there when the round is announced again."""
-    device = models["dev-1"]
-    steps = to_round(scene, models, 1)
+    """When the round is announced again; after the round a mean that is sent again is ignored: its keys are erased."""
+    device, steps = models["dev-1"], to_round(scene, models, 1)
     announced = scene.announcement(2, steps=steps)
     ((label, transfer),) = device.locate(announced, TRAIN).items()
     assert device.arrived() == {}
@@ -301,14 +294,7 @@ def test_what_has_arrived_stays(scene, models):
     assert device.locate(announced, TRAIN) == device.arrived() == {label: transfer}
     device.drop(label)
     assert device.arrived() == {}
-
-
-def test_mean_sent_again_is_ignored(scene, models):
-    """As after a reconnection; the keys of its round are erased by then."""
-    device, steps = models["dev-1"], to_round(scene, models, 1)
-    announced = scene.announcement(2, steps=steps)
     scene.serve(device, announced)
-    ((label, transfer),) = scene.transfers
     assert not device.take(label, transfer, memoryview(scene.transfers[label, transfer]))
     assert device.locate(announced, TRAIN) == device.arrived() == {}
 
@@ -318,28 +304,23 @@ def test_unusable_checkpoint_is_missing(scene, models):
     steps = to_round(scene, models, 6, names=("dev-1", "dev-2"))
     ref = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
     signed = statements(scene, models, 6, ("dev-1", "dev-2"))
-    device = models["dev-3"]
+    device, honest = models["dev-3"], scene.transfers[ref.label, ref.transfer]
     assert ref.label in device.locate(scene.announcement(7, steps=steps, checkpoints=(ref,), statements=signed), TRAIN)
-    damaged = bytearray(scene.transfers[ref.label, ref.transfer])
-    damaged[-1] ^= 1
     older = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 5)
     damage(scene, models["dev-1"], StateId(0, 5))
     false = scene.checkpoint("dev-1", models["dev-1"], (0, 5), 6)
     for sealed, by in (
-        (bytes(damaged), ""),
+        (honest[:-1] + bytes([honest[-1] ^ 1]), ""),
         (b"", ""),
-        (
-            scene.transfers[older.label, older.transfer],
-            "",
-        ),  # an honest one, which the aggregator repeats in place of another
+        # An honest one, which the aggregator repeats in place of another.
+        (scene.transfers[older.label, older.transfer], ""),
         (scene.transfers[false.label, false.transfer], "dev-1"),
     ):
-        with pytest.raises(
-            BadCheckpointError, match=f"a checkpoint by {by or 'the aggregator'} is of no use"
-        ) as caught:
+        reason = f"a checkpoint by {by or 'the aggregator'} is of no use"
+        with pytest.raises(BadCheckpointError, match=reason) as caught:
             device.take(ref.label, ref.transfer, memoryview(sealed))
         assert caught.value.sealed_by == by
-    assert device.take(ref.label, ref.transfer, memoryview(scene.transfers[ref.label, ref.transfer]))
+    assert device.take(ref.label, ref.transfer, memoryview(honest))
 
 
 def test_labels_ahead_are_the_coming_means(scene, models):
@@ -349,18 +330,12 @@ def test_labels_ahead_are_the_coming_means(scene, models):
     assert step.means[0].label == scene.label(mean_number(0, 3))
 
 
-def test_sitting_out_subscribes_to_nothing(tmp_path):
-    """A device that sits rounds out subscribes to nothing ahead."""
-    scene = Scene(tmp_path, "dev-1", participation=0.5)
-    assert scene.device("dev-1").labels_ahead(scene.announcement(3), TRAIN) == ()
-
-
 # -- the job's context --
 
 
 def test_statement_and_checkpoints_go_along(scene, models):
-    """The statement names all states and the upload carries the checkpoints asked for."""
-    order = dataclasses.replace(TRAIN, seal=(0,))
+    """The statement names all states, and the upload carries the checkpoints asked for, of models that the device holds."""
+    order = dataclasses.replace(TRAIN, seal=(0, 1))
     device, announced = models["dev-1"], scene.announcement(1, states={0: (0, 0)}, assignment=TRAIN)
     scene.serve(device, announced)
     context = device.context(announced, order)
@@ -381,26 +356,10 @@ def test_statement_and_checkpoints_go_along(scene, models):
     )
     assert state.theta.tobytes() == origins()[0].tobytes()
     assert len(task) > 100
-    assert context.key_id == context.derive_mask().key_id
     assert device.context(announced, TRAIN).attachment(identity) == []
-
-
-def test_job_masks_with_erased_keys_too(scene, models):
-    """A job masks with the round s keys even after the store has erased them."""
-    device, announced = models["dev-1"], scene.announcement(1)
-    scene.serve(device, announced)
-    context = device.context(announced, TRAIN)
     device._store.commit(device.states, applied=1)
     assert not device._store.has_keys(1)
-    assert context.derive_mask().key_id == context.key_id
-
-
-def test_model_not_held_is_not_attached(scene, models):
-    """A model that the device does not hold is left out of its attachment."""
-    order = dataclasses.replace(TRAIN, seal=(0, 1))
-    announced = scene.announcement(2, states={0: (0, 0), 1: (1, 1)})
-    scene.serve(models["dev-1"], announced)
-    assert models["dev-1"].context(announced, order).to_seal.keys() == {0}
+    assert context.key_id == context.derive_mask().key_id, "a job masks with the round's keys, erased or not"
 
 
 def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
@@ -417,14 +376,16 @@ def test_next_mask_is_derived_ahead(scene, models, monkeypatch):
     assert derived == []
 
 
-def test_masks_not_needed_are_not_derived(tmp_path, monkeypatch):
+def test_nothing_needless_is_prepared(tmp_path, monkeypatch):
     """No mask is derived ahead for the final round, for a device that may sit out, or of many coordinates."""
     scene = Scene(tmp_path / "all", "dev-1", rounds=3)
     device = scene.device("dev-1")
     assert device.next_mask(scene.announcement(2)) is not None
     assert device.next_mask(scene.announcement(3)) is None
     part = Scene(tmp_path / "part", "dev-1", participation=0.5)
-    assert part.device("dev-1").next_mask(part.announcement(1)) is None
+    resting = part.device("dev-1")
+    assert resting.next_mask(part.announcement(1)) is None
+    assert resting.labels_ahead(part.announcement(3), TRAIN) == ()
     monkeypatch.setattr(held_models, "MOST_AHEAD", scene.plan.length - 1)
     assert device.next_mask(scene.announcement(2)) is None
 
@@ -434,20 +395,14 @@ def test_masks_not_needed_are_not_derived(tmp_path, monkeypatch):
 
 def test_newer_version_erases_the_older(scene, models):
     """A newer key version continues the run and erases the older one."""
-    owner = scene.parties.owner
-    owner.rotate()
-    number = owner.roster.keys_since
+    number = scene.parties.owner.roster.sequence + 1
     announced = scene.announcement(2, states={0: (0, 0)}, key_version=number)
     with pytest.raises(NotEnrolledError):
         models["dev-1"].locate(announced, TRAIN)
-    for name, member in scene.parties.members.items():
-        member.adopt(owner.roster_bytes)
-        member.take_grant(scene.parties.grant(name))
+    assert rotate(scene) == number
     found = [scene.serve(held, announced)[0].tobytes() for held in models.values()]
     assert len(set(found)) == 1
-    assert {held.context(announced, TRAIN).key_id for held in models.values()} == {
-        models["dev-1"].context(announced, TRAIN).key_id
-    }
+    assert len({held.context(announced, TRAIN).key_id for held in models.values()}) == 1
     assert scene.parties.members["dev-1"].grant.keys_since == number
     device, later = models["dev-2"], scene.announcement(3, states={0: (0, 0)}, key_version=number)
     assert device.next_mask(announced) is not None
@@ -459,12 +414,7 @@ def test_newer_version_erases_the_older(scene, models):
 def test_mean_of_older_version_is_applied(scene, models):
     """A mean of the version before is still applied."""
     steps = to_round(scene, models, 1)
-    owner = scene.parties.owner
-    owner.rotate()
-    for name, member in scene.parties.members.items():
-        member.adopt(owner.roster_bytes)
-        member.take_grant(scene.parties.grant(name))
-    announced = scene.announcement(2, steps=steps, key_version=owner.roster.keys_since)
+    announced = scene.announcement(2, steps=steps, key_version=rotate(scene))
     thetas = [scene.serve(held, announced)[0] for held in models.values()]
     assert np.abs(thetas[0] - (origins()[0] + 1)).max() < 1e-5
     assert len({theta.tobytes() for theta in thetas}) == 1
@@ -473,27 +423,19 @@ def test_mean_of_older_version_is_applied(scene, models):
 def test_unknown_versions_mean_asks_for_help(scene, models):
     """It was away while that version was in use; were it to decline for another reason, it would be asked again and again."""
     scene.serve(models["dev-1"], scene.announcement(1))
-    owner = scene.parties.owner
-    owner.rotate()
-    for name, member in scene.parties.members.items():
-        member.adopt(owner.roster_bytes)
-        member.take_grant(scene.parties.grant(name))
     step = scene.step(1, {0: ONE}, key_id=b"k" * 16)
-    announced = scene.announcement(2, steps=(step,), key_version=owner.roster.keys_since)
+    announced = scene.announcement(2, steps=(step,), key_version=rotate(scene))
     ((label, transfer),) = models["dev-1"].locate(announced, TRAIN).items()
     with pytest.raises(MissingStateError, match="never had the keys"):
         models["dev-1"].take(label, transfer, memoryview(scene.transfers[label, transfer]))
 
 
 def test_the_states_that_an_assignment_needs(scene):
+    """Where models are added up a device needs all of them."""
     held = scene.announcement(4, states={0: (0, 3), 2: (0, 1), SHARED_MODEL: (SHARED_MODEL, 3)}).held
     both = dataclasses.replace(TRAIN, candidates=(0, 2))
     assert needed_states(held, both, scene.plan) == {StateId(0, 3), StateId(0, 1), StateId(SHARED_MODEL, 3)}
     assert needed_states(scene.announcement(4).held, TRAIN, scene.plan) == {StateId(0, 3)}
-
-
-def test_added_models_are_all_needed(scene):
-    """Where models are added up a device needs all of them."""
     adding = dataclasses.replace(scene.plan, capabilities=Capabilities(scale=True))
     held = scene.announcement(4, states={0: (0, 3), 1: (1, 2), 5: (1, 1)}).held
     assert needed_states(held, TRAIN, adding) == {StateId(0, 3), StateId(1, 2)}
@@ -520,45 +462,31 @@ def test_models_to_compare_with_are_fetched(scene, models):
 # -- pure parts --
 
 
-def test_common_digest_must_be_certified(scene, models):
-    """The digest that most statements name is believed only if it is certified."""
+def test_common_digest_must_be_certified(scene, models, monkeypatch):
+    """A digest is believed if enough devices have signed it, which is verified where a state is lacking or contradicted."""
     to_round(scene, models, 3)
-
-    def certified(held, own):
-        claims = tuple(read_claims(held.statements))
-        return CertifiedStates(held.checkpoints, claims, own, scene.plan, scene.parties.members["dev-1"].roster)
-
-    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
-    digest = models["dev-1"].states.held[StateId(0, 2)].digest
-    announced = scene.announcement(4, checkpoints=(ref,), statements=statements(scene, models, 3))
-    assert certified(announced.held, {}) == {StateId(0, 2): digest}
-    assert certified(announced.held, {StateId(0, 2): b"own"}) == {StateId(0, 2): digest}
-    one = changed(announced, statements=announced.held.statements[:1])
-    assert certified(one.held, {StateId(0, 2): b"own"}) == {}
-    none = changed(announced, statements=())
-    assert certified(none.held, {}) == {}
-
-
-def test_signatures_are_verified_if_needed(scene, models, monkeypatch):
-    """Signatures are verified only where a state is lacking or contradicted."""
-    to_round(scene, models, 3)
-    ref = scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
-    digest = models["dev-1"].states.held[StateId(0, 2)].digest
-    held = scene.announcement(4, checkpoints=(ref,), statements=statements(scene, models, 3)).held
     checked = []
     monkeypatch.setattr(held_models, "check_claims", lambda *a, **k: checked.append(a) or check_claims(*a, **k))
-    roster, at = scene.parties.members["dev-1"].roster, StateId(0, 2)
-    found = CertifiedStates(held.checkpoints, tuple(read_claims(held.statements)), {}, scene.plan, roster)
+
+    def certified(signed, own):
+        claims = tuple(read_claims(signed))
+        return CertifiedStates((ref,), claims, own, scene.plan, scene.parties.members["dev-1"].roster)
+
+    at, ref = StateId(0, 2), scene.checkpoint("dev-1", models["dev-1"], (0, 2), 3)
+    digest, signed = models["dev-1"].states.held[at].digest, statements(scene, models, 3)
+    found = certified(signed, {})
     assert found.contradicted({at: digest}) == set() == found.contradicted({})
     assert checked == []
     assert found.contradicted({at: b"another"}) == {at}
-    assert found[at] == digest
+    assert found == {at: digest}
     assert len(found) == len(checked) == 1
-    one = CertifiedStates(held.checkpoints, tuple(read_claims(held.statements[:1])), {}, scene.plan, roster)
+    one = certified(signed[:1], {})
     assert one.contradicted({at: b"another"}) == set()
     with pytest.raises(KeyError):
         one[at]
     assert len(checked) == 2
+    assert certified(signed, {at: b"own"}) == {at: digest}
+    assert certified(signed[:1], {at: b"own"}) == certified((), {}) == {}
 
 
 def test_follower_verifies_no_signature(scene, models, monkeypatch):

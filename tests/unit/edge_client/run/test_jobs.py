@@ -83,29 +83,17 @@ def place(tmp_path, logistic):
 
 
 def test_samples_are_read_once_a_task(place):
-    """Samples are read once a task and the number to train on is returned."""
+    """A restart must not move test samples into the training share; a new run gets sessions of its own."""
     assert place.factory.follow(place.run()) == 24
-    place.data = Dataset(*samples(10))
-    assert place.factory.follow(place.run(run=2)) == 24
-    assert place.loads == 1
-    assert place.factory.follow(place.run(task_digest=b"o" * 32)) == 6
-    assert place.loads == 2
-
-
-def test_split_depends_on_fleet_and_device(place):
-    """A restart must not move test samples into the training share."""
-    place.factory.follow(place.run())
-    expected = split(place.data, b"reef/dev-1")
-    np.testing.assert_array_equal(place.factory._context_of.keywords["shares"].test.x, expected.test.x)
-
-
-def test_a_new_run_gets_sessions_of_its_own(place):
-    place.factory.follow(place.run())
+    np.testing.assert_array_equal(shares(place).test.x, split(place.data, b"reef/dev-1").test.x)
     first = place.factory._context_of
     assert place.backends == [(place.bundle, 3)]
-    place.factory.follow(place.run(run=2))
-    assert len(place.backends) == 2
+    place.data = Dataset(*samples(10))
+    assert place.factory.follow(place.run(run=2)) == 24
+    assert (place.loads, len(place.backends)) == (1, 2)
     assert place.factory._context_of.keywords["backend"] is not first.keywords["backend"]
+    assert place.factory.follow(place.run(task_digest=b"o" * 32)) == 6
+    assert place.loads == 2
 
 
 def test_unfit_samples_leave_the_earlier_run(place):
@@ -170,18 +158,13 @@ def finish(place, monkeypatch):
     return run
 
 
-def test_final_round_measures_on_validation(place, finish):
-    """A final round measures the chosen model on the validation share."""
-    done = finish()
-    assert (done.model, done.tested) == (3, 2)
-    assert done.validation == {FINAL_ID: Validation(0.5, 4, 8, 8)}
-
-
 def test_earlier_models_are_measured_again(place, finish, logistic):
-    """Earlier models of the task are measured again on the same samples."""
+    """A final round measures the chosen model and earlier ones of the task on the same samples of the validation share."""
     earlier = add(place, 2)
     add(place, 3, logistic(4, 2))
-    assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: Validation(2.0, 4, 8, 8)}
+    done = finish()
+    assert (done.model, done.tested) == (3, 2)
+    assert done.validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: Validation(2.0, 4, 8, 8)}
 
 
 def test_unreadable_model_is_unmeasured(place, finish, caplog):
@@ -249,19 +232,6 @@ def test_private_values_are_stored_by_round(tmp_path):
     assert place.factory.keep_private(SimpleNamespace(round=5), untrained, thetas)[2].tolist()[12:] == [7.0] * 3
 
 
-def test_samples_take_training_shares_scale(scaled):
-    """A task that standardises trains on samples in the scale of the training share."""
-    scaled.factory.follow(scaled.run())
-    raw = split(scaled.data, b"reef/dev-1")
-    scale = Scales(scaled.member.directory).load(FINAL_ID)
-    assert scale == local_scale(raw.train.x, FINAL_ID)
-    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
-    assert np.isfinite(shares(scaled).train.x).all()
-    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [
-        "value 2 has the same value in every sample"
-    ]
-
-
 # ------------------------------------------------------------------------------------------------- standardisation
 
 
@@ -278,17 +248,29 @@ def scaled(tmp_path, logistic):
     return place
 
 
+def restarted(place, factor=1):
+    """Return the place after a restart in which the samples are so many times larger."""
+    again = Place(place.member.directory, place.bundle)
+    again.data = Dataset(place.data.x * np.float32(factor), place.data.y)
+    again.factory.follow(again.run())
+    return again
+
+
 def shares(place):
     return place.factory._context_of.keywords["shares"]
 
 
-def test_restart_keeps_the_runs_scale(scaled):
-    """A restart takes the scale with which the run began."""
+def test_samples_take_training_shares_scale(scaled):
+    """A task that standardises trains on samples in the scale with which the run began, that of the training share."""
     scaled.factory.follow(scaled.run())
+    raw = split(scaled.data, b"reef/dev-1")
     scale = Scales(scaled.member.directory).load(FINAL_ID)
-    again = Place(scaled.member.directory, scaled.bundle)
-    again.data = Dataset(scaled.data.x * np.float32(2), scaled.data.y)
-    again.factory.follow(again.run())
+    assert scale == local_scale(raw.train.x, FINAL_ID)
+    np.testing.assert_array_equal(shares(scaled).test.x, standardised(raw.test.x, scale))
+    assert np.isfinite(shares(scaled).train.x).all()
+    same = "value 2 has the same value in every sample"
+    assert [doubt.partition(":")[0] for doubt in scaled.factory.doubts] == [same]
+    again = restarted(scaled, factor=2)
     assert Scales(scaled.member.directory).load(FINAL_ID) == scale
     np.testing.assert_array_equal(shares(again).train.x, standardised(split(again.data, b"reef/dev-1").train.x, scale))
 
@@ -297,9 +279,7 @@ def test_a_damaged_scale_is_made_again(scaled, caplog):
     scaled.factory.follow(scaled.run())
     (path,) = (scaled.member.directory / "scales").iterdir()
     path.write_bytes(b"junk")
-    again = Place(scaled.member.directory, scaled.bundle)
-    again.data = scaled.data
-    again.factory.follow(again.run())
+    restarted(scaled)
     assert "a run's scale is lost" in caplog.text
     assert Scales(scaled.member.directory).load(FINAL_ID) is not None
 
@@ -385,9 +365,7 @@ def test_fleets_mean_becomes_the_runs_scale(bounded, monkeypatch):
     assert scale == scale_from(mean, BOUNDS, FINAL_ID)
     np.testing.assert_array_equal(shares(bounded).train.x, standardised(raw_share(bounded), scale))
     bounded.factory.job(announcement(round=3), TRAINING, {}, Offering())
-    again = Place(bounded.member.directory, bounded.bundle)
-    again.data = bounded.data
-    again.factory.follow(again.run())
+    again = restarted(bounded)
     again.factory.job(announcement(round=3), TRAINING, {}, Offering())
     np.testing.assert_array_equal(shares(again).train.x, shares(bounded).train.x)
     # The round is repeated if its model is lost: the samples in their own units are read again.

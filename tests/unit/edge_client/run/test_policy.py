@@ -125,60 +125,6 @@ def test_two_segments_allow_a_shared_part():
     check_announcement(announcement(SHARING, offered=held(Offer(0, StateId(0, 4)))), SHARING)
 
 
-def test_assignment_names_offered_models():
-    """An assignment may name and seal offered models only."""
-    announced = announcement()
-    check_assignment(dataclasses.replace(TRAIN, candidates=(0, 1), seal=(1,)), announced, PLAN)
-    with pytest.raises(UntrustedError, match="names a model that is not announced"):
-        check_assignment(dataclasses.replace(TRAIN, candidates=(0, 2)), announced, PLAN)
-    with pytest.raises(UntrustedError, match="seal a model that is not announced"):
-        check_assignment(dataclasses.replace(TRAIN, seal=(2,)), announced, PLAN)
-
-
-@pytest.mark.parametrize(
-    ("changes", "round_", "match"),
-    [
-        ({"candidates": (1, 1)}, 5, "twice"),
-        ({"phase": Phase.SCORE}, 5, "nothing to train for"),
-        ({}, 10, "nothing to train for"),
-        ({"margins": True}, 5, "at once"),
-    ],
-)
-def test_orders(changes, round_, match):
-    everything = Capabilities(**{f.name: True for f in dataclasses.fields(Capabilities)})
-    plan = dataclasses.replace(PLAN, capabilities=everything)
-    check_assignment(TRAIN, announcement(), plan)
-    with pytest.raises(UntrustedError, match=match):
-        check_assignment(dataclasses.replace(TRAIN, **changes), announcement(round_=round_), plan)
-
-
-def test_norm_is_of_trained_model_if_allowed():
-    """A norm is reported only of a trained model and with the capability."""
-    report = dataclasses.replace(TRAIN, norm=True)
-    check_assignment(report, announcement(), SCALING)
-    with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
-        check_assignment(report, announcement(), PLAN)
-    scoring = dataclasses.replace(report, train=False, phase=Phase.SCORE)
-    with pytest.raises(UntrustedError, match="a model's norm, which the plan does not allow"):
-        check_assignment(scoring, announcement(), SCALING)
-
-
-def test_training_may_compare_if_allowed():
-    """An assignment to train may compare offered models if the plan allows it."""
-    announced, order = announcement(), dataclasses.replace(TRAIN, compare=(0, 1))
-    comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
-    check_assignment(order, announced, comparing)
-    others = Capabilities(**{f.name: f.name != "compare" for f in dataclasses.fields(Capabilities)})
-    for refused in (PLAN, dataclasses.replace(PLAN, capabilities=others)):
-        with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
-            check_assignment(order, announced, refused)
-    with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
-        check_assignment(dataclasses.replace(order, train=False, phase=Phase.SCORE), announced, comparing)
-    for bad in ((0, 2), (1, 1), (SHARED_MODEL,)):
-        with pytest.raises(UntrustedError, match="compare with a model that is not announced, or twice"):
-            check_assignment(dataclasses.replace(order, compare=bad), announced, comparing)
-
-
 @pytest.mark.parametrize("unit", [-1.0, float("inf"), float("nan")])
 def test_steps_that_are_none(unit):
     short = plan_of(precision_up="float16")
@@ -194,25 +140,6 @@ def test_steps_that_are_none(unit):
 def test_steps_where_the_plan_has_none(plan):
     with pytest.raises(UntrustedError, match=r"updates in steps of 0\.5"):
         check_announcement(announcement(plan, unit=0.5, round_=1), plan)
-
-
-def test_placing_by_direction_if_allowed():
-    """A device may be placed by direction if the plan allows comparisons."""
-    comparing = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True))
-    order, announced = place_assignment(0, (1,)), announcement()
-    check_assignment(order, announced, comparing)
-    with pytest.raises(UntrustedError, match="to compare models, which the plan does not allow"):
-        check_assignment(order, announced, PLAN)
-    for bad in ({"compare": ()}, {"candidates": (0, 1)}):
-        with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
-            check_assignment(dataclasses.replace(order, **bad), announced, comparing)
-    with pytest.raises(UntrustedError, match="to find a direction where there is nothing to compare"):
-        check_assignment(order, announcement(round_=PLAN.recipe.rounds + 1, finished=True), comparing)
-    with pytest.raises(UntrustedError, match="to train where there is nothing to train for"):
-        check_assignment(dataclasses.replace(order, train=True), announced, comparing)
-    every = dataclasses.replace(PLAN, capabilities=Capabilities(compare=True, margins=True))
-    with pytest.raises(UntrustedError, match="to train and report margins"):
-        check_assignment(dataclasses.replace(order, margins=True), announced, every)
 
 
 def test_a_mean_within_the_plan_is_accepted():
@@ -243,26 +170,30 @@ def test_a_mean_beyond_the_plan_is_refused(changes, size, norm):
         check_mean(dataclasses.replace(MEAN, **changes), PLAN, "", size, norm, 2.0)
 
 
-SCALING = dataclasses.replace(PLAN, capabilities=Capabilities(scale=True))
-
-
 @pytest.mark.parametrize(
     ("announced", "longest", "model_norm", "plan", "limit"),
     [
         (20.0, 2.0, 1.0, PLAN, 20.0),
         (PLAN.recipe.norm_limit * 2, 0.0, 1.0, PLAN, PLAN.recipe.norm_limit),
         (20.0, 0.1, 1.0, PLAN, 10.0),
+        (100.0, 0.1, 1.0, PLAN, 10.0),
         (20.0, 1e-9, 3.0, PLAN, 3.0),
         (90.0, 1e-9, 0.0, SCALING, 90.0),
     ],
-    ids=["announced", "no update to compare with", "own update", "a model that fits already", "models are added"],
+    ids=[
+        "announced",
+        "no update to compare with",
+        "own update",
+        "largest proportion",
+        "a model that fits already",
+        "models are added",
+    ],
 )
 def test_the_norm_of_a_step_is_limited_by(announced, longest, model_norm, plan, limit):
     assert mean_limit(announced, longest, model_norm, plan) == limit
 
 
 def test_limit_out_of_proportion_is_refused():
-    assert mean_limit(100.0, 0.1, 1.0, PLAN) == 10.0
     with pytest.raises(UntrustedError, match="means of norm up to 101"):
         mean_limit(101.0, 0.1, 1.0, PLAN)
 
@@ -270,140 +201,121 @@ def test_limit_out_of_proportion_is_refused():
 # -- Capabilities: a device pre-trains, reports margins and stores a path of models only if the owner's plan allows it --
 
 
-NAMES = [f.name for f in dataclasses.fields(Capabilities)]
-TRAINS = Assignment(int(Phase.TRAIN), (0,), int(Share.TRAIN), train=True, evaluate=False, margins=False)
-SCORE = dataclasses.replace(TRAINS, phase=int(Phase.SCORE), share=int(Share.VALIDATION), train=False)
-ASKS = {
-    "pretrain": (dataclasses.replace(TRAINS, phase=int(Phase.PRETRAIN)), "to pre-train"),
-    "margins": (dataclasses.replace(SCORE, margins=True), "to report margins"),
-    "scale": (dataclasses.replace(TRAINS, norm=True), "to report a model's norm"),
-    "keep_path": (dataclasses.replace(SCORE, phase=int(Phase.KEEP), evaluate=True), "to keep a path of models"),
-}
 """Capability -> an order that needs it and no other, and the device's words for it."""
 
 
-def phase_of(plan, finished=False):
-    round_ = plan.recipe.rounds + 1 if finished else 3
-    return Announcement(
-        fleet="demo",
-        run=1,
-        run_id=plan.run_id,
-        roster_sequence=3,
-        round=round_,
-        nonce=bytes(16),
-        deadline_s=60.0,
-        finished=finished,
-        assignments=(SCORE,),
-        assignment_of=(0,),
-        held=RoundModels(1, (Offer(0, StateId(0, 2)), Offer(1, StateId(1, 2)))),
-    )
+NAMES = [f.name for f in dataclasses.fields(Capabilities)]
 
 
-def check(name, plan):
-    check_assignment(ASKS[name][0], phase_of(plan, finished=name == "keep_path"), plan)
+def order(base=TRAIN, **changes):
+    return dataclasses.replace(base, **changes)
+
+
+def able(*names, plan=PLAN):
+    """Return the plan with these capabilities."""
+    return dataclasses.replace(plan, capabilities=Capabilities(**dict.fromkeys(names, True)))
+
+
+SCORE = order(phase=Phase.SCORE, share=Share.VALIDATION, train=False)
+KEEP = order(SCORE, phase=Phase.KEEP, evaluate=True)
+ADAPT = order(SCORE, phase=Phase.ADAPT, candidates=(0, 1), train=True, margins=True)
+PLACE = place_assignment(0, (1,))
+STATISTICS = order(phase=Phase.STATISTICS, candidates=(STATISTICS_MODEL,))
+WITH = run_plan(settings={STATISTICS_SETTING: "on"}, origins=2)
+OPEN, FINAL = announcement(), announcement(round_=10)
+
+
+def offered(*models):
+    return announcement(WITH, offered=RoundModels(1, tuple(Offer(m, StateId(m, 2)) for m in sorted(models))))
+
+
+STATISTICS_TOO = offered(0, STATISTICS_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "announced", "words", "algorithm", "settings"),
+    [
+        ("pretrain", order(phase=Phase.PRETRAIN), OPEN, "to pre-train", "fedgroup", {}),
+        ("margins", order(SCORE, margins=True), OPEN, "to report margins", "cfl", {}),
+        ("scale", order(norm=True), OPEN, "to report a model's norm", "fedgroup", {"eta_g": "0.5"}),
+        ("keep_path", KEEP, FINAL, "to keep a path of models", "cfl", {"path": "on"}),
+        ("compare", order(compare=(0, 1)), OPEN, "to compare models", "cfl", {}),
+        ("compare", PLACE, OPEN, "to compare models", "cfl", {}),
+    ],
+)
+def test_order_needs_its_own_capability(name, asked, announced, words, algorithm, settings):
+    """An aggregator could otherwise learn more of devices, or have them work more, than the owner signed."""
+    check_assignment(asked, announced, able(name))
+    others = able(*(n for n in NAMES if n != name))
+    for plan in (others, run_plan(algorithm, settings)):
+        with pytest.raises(UntrustedError, match=f"an order {words}, which the plan does not allow"):
+            check_assignment(asked, announced, plan)
 
 
 def test_every_capability_is_asked_for():
-    """Every capability that an order can need is asked for here or in test policy."""
-    assert {*ASKS, "compare"} == set(NAMES)
+    (table,) = [mark for mark in test_order_needs_its_own_capability.pytestmark if mark.name == "parametrize"]
+    assert {row[0] for row in table.args[1]} == set(NAMES)
 
 
 @pytest.mark.parametrize(
-    ("changes", "finished", "words"),
+    ("asked", "announced", "plan"),
     [
-        ({}, False, None),
-        ({"train": False}, False, "to adapt models where there is nothing to report"),
-        ({"margins": False}, False, "to adapt models where there is nothing to report"),
-        ({"phase": Phase.TRAIN}, False, "to train and report margins at once"),
-        ({}, True, "to train where there is nothing to train for"),
+        (order(candidates=(0, 1), seal=(1,)), OPEN, PLAN),
+        (TRAIN, OPEN, able(*NAMES)),
+        (ADAPT, OPEN, able("margins")),
+        (STATISTICS, offered(STATISTICS_MODEL), WITH),
+        (TRAIN, STATISTICS_TOO, WITH),
     ],
 )
-def test_adapting_and_comparing_is_one_order(changes, finished, words):
-    """Models are adapted and compared in one order before the final round."""
-    plan = run_plan(capabilities=Capabilities(margins=True))
-    adapt = dataclasses.replace(SCORE, phase=Phase.ADAPT, candidates=(0, 1), train=True, margins=True)
-    order = dataclasses.replace(adapt, **changes)
-    if words is None:
-        check_assignment(order, phase_of(plan), plan)
-        return
+def test_orders_that_the_plan_allows(asked, announced, plan):
+    check_assignment(asked, announced, plan)
+
+
+@pytest.mark.parametrize(
+    ("asked", "announced", "plan", "words"),
+    [
+        (order(candidates=(0, 2)), OPEN, PLAN, "names a model that is not announced"),
+        (order(seal=(2,)), OPEN, PLAN, "seal a model that is not announced"),
+        (order(candidates=(1, 1)), OPEN, able(*NAMES), "names a candidate twice"),
+        (order(phase=Phase.SCORE), OPEN, able(*NAMES), "nothing to train for"),
+        (TRAIN, FINAL, able(*NAMES), "nothing to train for"),
+        (order(margins=True), OPEN, able(*NAMES), "at once"),
+        (order(SCORE, norm=True), OPEN, SCALING, "a model's norm, which the plan does not allow"),
+        (order(SCORE, compare=(0, 1)), OPEN, able("compare"), "to compare models, which the plan does not allow"),
+        *(
+            (order(compare=bad), OPEN, able("compare"), "compare with a model that is not announced, or twice")
+            for bad in ((0, 2), (1, 1), (SHARED_MODEL,))
+        ),
+        *(
+            (asked, announced, able("compare"), "to find a direction where there is nothing to compare")
+            for asked, announced in (
+                (order(PLACE, compare=()), OPEN),
+                (order(PLACE, candidates=(0, 1)), OPEN),
+                (PLACE, FINAL),
+            )
+        ),
+        (order(PLACE, train=True), OPEN, able("compare"), "to train where there is nothing to train for"),
+        (order(PLACE, margins=True), OPEN, able("compare", "margins"), "to train and report margins"),
+        (order(ADAPT, train=False), OPEN, able("margins"), "to adapt models where there is nothing to report"),
+        (order(ADAPT, margins=False), OPEN, able("margins"), "to adapt models where there is nothing to report"),
+        (order(ADAPT, phase=Phase.TRAIN), OPEN, able("margins"), "to train and report margins at once"),
+        (ADAPT, FINAL, able("margins"), "to train where there is nothing to train for"),
+        (KEEP, OPEN, able("keep_path"), "to keep a path of models"),
+        (STATISTICS, STATISTICS_TOO, run_plan(), "to mix statistics and models"),
+        (order(STATISTICS, candidates=(0,)), STATISTICS_TOO, WITH, "to mix statistics and models"),
+        (order(candidates=(STATISTICS_MODEL,)), STATISTICS_TOO, WITH, "to mix statistics and models"),
+        (order(SCORE, candidates=(0, STATISTICS_MODEL)), STATISTICS_TOO, WITH, "to mix statistics and models"),
+        (order(STATISTICS, candidates=(STATISTICS_MODEL, 0)), STATISTICS_TOO, WITH, "that asks for more"),
+        (order(STATISTICS, evaluate=True), STATISTICS_TOO, WITH, "that asks for more"),
+        (order(STATISTICS, train=False), STATISTICS_TOO, WITH, "that asks for more"),
+        (
+            STATISTICS,
+            dataclasses.replace(STATISTICS_TOO, round=WITH.recipe.rounds + 1, finished=True),
+            WITH,
+            "nothing to train for",
+        ),
+    ],
+)
+def test_orders_that_the_plan_forbids(asked, announced, plan, words):
     with pytest.raises(UntrustedError, match=words):
-        check_assignment(order, phase_of(plan, finished=finished), plan)
-
-
-@pytest.mark.parametrize("name", ASKS)
-def test_order_needs_its_capability_only(name):
-    """An order is followed with its capability alone."""
-    check(name, run_plan(capabilities=Capabilities(**{name: True})))
-
-
-@pytest.mark.parametrize("name", ASKS)
-def test_order_is_refused_without_its_own(name):
-    """An aggregator could otherwise learn more of devices, or have them work more, than the owner signed."""
-    others = Capabilities(**{n: n != name for n in NAMES})
-    with pytest.raises(UntrustedError, match=f"an order {ASKS[name][1]}, which the plan does not allow"):
-        check(name, run_plan(capabilities=others))
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm", "settings"),
-    [
-        ("pretrain", "fedgroup", {}),
-        ("margins", "cfl", {}),
-        ("scale", "fedgroup", {"eta_g": "0.5"}),
-        ("keep_path", "cfl", {"path": "on"}),
-    ],
-)
-def test_settings_replace_no_capability(name, algorithm, settings):
-    """Neither algorithm nor settings replace a capability."""
-    with pytest.raises(UntrustedError, match="which the plan does not allow"):
-        check(name, run_plan(algorithm, settings))
-
-
-def test_path_is_stored_only_at_end_of_a_run():
-    """Each stored model is a file on the device."""
-    plan = run_plan(capabilities=Capabilities(keep_path=True))
-    with pytest.raises(UntrustedError, match="path"):
-        check_assignment(ASKS["keep_path"][0], phase_of(plan), plan)
-
-
-# ------------------------------------------------------------------------------------------------------ statistics
-
-
-STATISTICS = dataclasses.replace(TRAINS, phase=int(Phase.STATISTICS), candidates=(STATISTICS_MODEL,))
-WITH = run_plan(settings={STATISTICS_SETTING: "on"}, origins=2)
-
-
-def offered(plan, *models):
-    held = RoundModels(1, tuple(Offer(model, StateId(model, 2)) for model in sorted(models)))
-    return dataclasses.replace(phase_of(plan), held=held)
-
-
-def test_statistics_are_sent_where_asked():
-    """Statistics are sent where the owner asks for them."""
-    check_assignment(STATISTICS, offered(WITH, STATISTICS_MODEL), WITH)
-    check_assignment(TRAINS, offered(WITH, 0, STATISTICS_MODEL), WITH)
-
-
-@pytest.mark.parametrize(
-    ("order", "plan", "words"),
-    [
-        (STATISTICS, run_plan(), "to mix statistics and models"),
-        (dataclasses.replace(STATISTICS, candidates=(0,)), WITH, "to mix statistics and models"),
-        (dataclasses.replace(TRAINS, candidates=(STATISTICS_MODEL,)), WITH, "to mix statistics and models"),
-        (dataclasses.replace(SCORE, candidates=(0, STATISTICS_MODEL)), WITH, "to mix statistics and models"),
-        (dataclasses.replace(STATISTICS, candidates=(STATISTICS_MODEL, 0)), WITH, "that asks for more"),
-        (dataclasses.replace(STATISTICS, evaluate=True), WITH, "that asks for more"),
-        (dataclasses.replace(STATISTICS, train=False), WITH, "that asks for more"),
-    ],
-)
-def test_statistics_order_asks_nothing_else(order, plan, words):
-    """An order for statistics asks for nothing else."""
-    with pytest.raises(UntrustedError, match=words):
-        check_assignment(order, offered(plan, 0, STATISTICS_MODEL), plan)
-
-
-def test_no_statistics_in_the_final_round():
-    """There are no statistics in the final round."""
-    final = dataclasses.replace(offered(WITH, STATISTICS_MODEL), round=WITH.recipe.rounds + 1, finished=True)
-    with pytest.raises(UntrustedError, match="nothing to train for"):
-        check_assignment(STATISTICS, final, WITH)
+        check_assignment(asked, announced, plan)
