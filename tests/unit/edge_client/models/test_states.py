@@ -54,7 +54,7 @@ def test_shared_models_take_their_segment():
     assert last.newest(SHARED_MODEL).theta.tolist() == [13]
 
 
-def test_state_is_read_only_and_shows_nothing():
+def test_state_is_read_only_and_not_printed():
     """A state can't be changed unnoticed; digest keys and vectors are not printed."""
     state = origins(vector(1.5, 2)).newest(0)
     with pytest.raises(ValueError, match="read-only"):
