@@ -25,8 +25,29 @@ def task(**changes):
     return manifest(data=DataDeclaration(features=NAMES, **changes))
 
 
-def test_samples_that_are_well_have_none():
-    assert doubts(dataset(1, 2, 3, 40), task()) == ()
+def zeros(spec):
+    return Dataset(np.zeros((9, *spec.shape), spec.dtype), np.arange(9) % 2)
+
+
+PIXELS, SYMBOLS = TensorSpec((1, 2, 2), "float32"), TensorSpec((4,), "int64", 9)
+
+
+@pytest.mark.parametrize(
+    ("samples", "of"),
+    [
+        (dataset(1, 2, 3, 40), task()),
+        # As at the edges of scanned digits, which train well: only a feature of large values upsets the others.
+        (dataset(1, 2, 3, 0.001), task()),
+        (dataset(1, 1, 0, 1), manifest()),
+        (dataset(1, 1, 1e30, 1), task(standardise="local")),
+        (dataset(1, 1, 1, 1000), task(standardise="local")),
+        (zeros(PIXELS), manifest(input=PIXELS)),
+        (zeros(SYMBOLS), manifest(input=SYMBOLS)),
+    ],
+    ids=["well", "hardly varying", "a black pixel", "huge", "unlike scales", "images", "whole numbers"],
+)
+def test_samples_that_are_well_have_none(samples, of):
+    assert doubts(samples, of) == ()
 
 
 def test_columns_that_do_not_vary_are_named():
@@ -34,7 +55,6 @@ def test_columns_that_do_not_vary_are_named():
     assert found == (
         "column 'b', column 'd' have the same value in every sample: a constant column teaches nothing; check the file"
     )
-    assert doubts(dataset(1, 1, 0, 1), manifest()) == (), "a pixel that is always black"
 
 
 def test_many_columns_are_counted():
@@ -79,7 +99,6 @@ def test_most_values_are_no_missing_ones():
 def test_huge_features():
     (found,) = doubts(dataset(1, 1, 1e30, 1), task())
     assert "values of up to 2e+30" in found or "values of up to 3e+30" in found
-    assert doubts(dataset(1, 1, 1e30, 1), task(standardise="local")) == ()
 
 
 def test_labels_of_one_class():
@@ -94,12 +113,6 @@ def test_unlike_scales_are_a_doubt():
     (found,) = doubts(dataset(1, 1, 1, 1000), task())
     assert found.startswith("the features are unscaled: the deviation of column 'd' is ")
     assert found.endswith("; compile the task with --standardise, or scale the features")
-    assert doubts(dataset(1, 1, 1, 1000), task(standardise="local")) == ()
-
-
-def test_hardly_varying_is_no_doubt():
-    """As at the edges of scanned digits, which train well: only a feature of large values upsets the others."""
-    assert doubts(dataset(1, 2, 3, 0.001), task()) == ()
 
 
 def test_missing_values_are_left_out():
@@ -110,14 +123,6 @@ def test_missing_values_are_left_out():
     assert doubts(samples, task(standardise="local", missing="mean")) == (
         "column 'a' has no value in any sample: an empty column teaches nothing; check the file",
     )
-
-
-@pytest.mark.parametrize(
-    "spec", [TensorSpec((1, 2, 2), "float32"), TensorSpec((4,), "int64", 9)], ids=["images", "whole numbers"]
-)
-def test_images_and_symbols_have_none(spec):
-    x = np.zeros((9, *spec.shape), spec.dtype)
-    assert doubts(Dataset(x, np.arange(9) % 2), manifest(input=spec)) == ()
 
 
 def test_model_no_better_is_a_doubt():

@@ -133,36 +133,28 @@ def test_cluster_model_is_not_trained_again(shares, backend, monkeypatch):
     assert finish(ended(), shares, backend, never).theta is ORIGIN
 
 
-def test_epochs_on_top_follow_the_run(shares, backend):
-    """One epoch at a time; the step size is that of the round after the last, the orders are those of later rounds."""
-    told = ended()
-    theta, recipe = ORIGIN, dataclasses.replace(MINI, epochs=1)
-    for orders in (7, 8, 9):
-        theta = (
-            theta + train(theta, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", orders), 6, never).delta
-        )
-    done = finish(told, shares, backend, never)
-    assert done.losses["3"] == sample_losses(theta, shares.validation, backend).mean()
+def test_candidates_are_trained_as_the_run(shares, backend):
+    """Epochs on top one at a time, with the step size of the round after the last and the orders of later rounds.
 
-
-def test_alone_takes_the_rounds_of_the_run(shares, backend):
-    """The model trained alone takes the rounds of the run."""
-    told = ended()
-    theta = told.fresh()
-    for round_ in range(1, 7):
-        order = BatchOrder(told.plan, "dev-1", round_)
-        theta = theta + train(theta, shares.train, MINI, backend, order, round_ - 1, never).delta
-    done = finish(told, shares, backend, never)
-    assert done.losses["alone"] == sample_losses(theta, shares.validation, backend).mean()
-
-
-def test_dittos_model_is_pulled_to_clusters(shares, backend):
-    """Objective 2 of the paper: one training from w*, with the gradient of weight / 2 |v - w*|^2 added."""
-    recipe = dataclasses.replace(MINI, epochs=10, prox_mu=2.0)
+    Alone: the rounds of the run. Ditto: objective 2 of the paper, one training from w*, with the gradient of
+    weight / 2 |v - w*|^2 added.
+    """
     told = ended(weight=2.0)
-    theta = ORIGIN + train(ORIGIN, shares.train, recipe, backend, BatchOrder(told.plan, "dev-1", 7), 6, never).delta
+
+    def after(theta, recipe, round_, order):
+        batches = BatchOrder(told.plan, "dev-1", order)
+        return theta + train(theta, shares.train, recipe, backend, batches, round_, never).delta
+
+    on_top, alone = ORIGIN, told.fresh()
+    for order in (7, 8, 9):
+        on_top = after(on_top, dataclasses.replace(MINI, epochs=1), 6, order)
+    for round_ in range(1, 7):
+        alone = after(alone, MINI, round_ - 1, round_)
+    ditto = after(ORIGIN, dataclasses.replace(MINI, epochs=10, prox_mu=2.0), 6, 7)
     done = finish(told, shares, backend, never)
-    assert done.losses["ditto"] == sample_losses(theta, shares.validation, backend).mean()
+    expected = {"3": on_top, "alone": alone, "ditto": ditto}
+    losses = {name: sample_losses(theta, shares.validation, backend).mean() for name, theta in expected.items()}
+    assert losses == {name: done.losses[name] for name in expected}
 
 
 def test_no_first_figures_no_training_alone(shares, backend):

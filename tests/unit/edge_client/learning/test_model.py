@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.learning import model as model_module
 from edge_client.learning.model import GRAD_ROWS, SCORE_ROWS, NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.task.bundle import TaskBundle
@@ -90,7 +89,7 @@ def test_an_invalid_graph_is_a_task_error(theta):
 
 def test_sessions_are_made_on_first_use(theta):
     model = OrtModel(logistic_bundle())
-    assert model._executors == {}
+    assert (model._executors, model._threads) == ({}, 1)
     model.score(theta, *samples(3))
     assert list(model._executors) == ["score"]
 
@@ -105,8 +104,3 @@ def test_numpy_refuses_a_task_at_loading():
     ) as caught:
         NumpyModel(bundle)
     assert "pip install 'shoal[edge]'" in caught.value.hint
-
-
-def test_threads_default_to_one():
-    assert OrtModel(logistic_bundle())._threads == 1
-    assert model_module.SCORE_ROWS == 100

@@ -45,26 +45,25 @@ def test_scoring_picks_the_model_that_fits(logistic):
     assert choose(losses) == 2
 
 
-def test_choose_never_takes_nan():
-    """Choose takes the lowest index on ties and never nan."""
-    assert choose(np.array([2.0, 1.0, 1.0])) == 1
-    assert choose(np.array([np.nan, 3.0, np.nan])) == 1
-    assert choose(np.array([np.inf, np.nan])) == 0
-    for hopeless in ([np.nan, np.nan], []):
-        with pytest.raises(TaskError, match="no model has a usable loss"):
-            choose(np.array(hopeless, dtype=np.float64))
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ([2.0, 1.0, 1.0], 1),
+        ([np.nan, 3.0, np.nan], 1),
+        ([np.inf, np.nan], 0),
+        ([np.inf, 1e300], 1),
+        ([np.nan, np.inf, np.inf], 1),
+    ],
+)
+def test_choose_never_takes_nan(losses, chosen):
+    """Choose takes the lowest index on ties; an infinite loss is worse than a finite one and better than none."""
+    assert choose(np.array(losses)) == chosen
 
 
-def test_infinite_is_better_than_none():
-    """An infinite loss is worse than a finite one and better than none."""
-    assert choose(np.array([np.inf, 1e300])) == 1
-    assert choose(np.array([np.nan, np.inf, np.inf])) == 1
-
-
-def test_all_nan_says_what_to_check():
-    """The error of a device whose losses are all nan says what to check."""
-    with pytest.raises(TaskError) as caught:
-        choose(np.array([np.nan]))
+@pytest.mark.parametrize("hopeless", [[np.nan, np.nan], []])
+def test_all_nan_says_what_to_check(hopeless):
+    with pytest.raises(TaskError, match="no model has a usable loss") as caught:
+        choose(np.array(hopeless, dtype=np.float64))
     assert caught.value.hint == "check the data, lower the learning rate"
 
 
@@ -82,26 +81,37 @@ def test_model_at_least_distance_is_chosen():
     assert nearest_model(0, 0.6 * end[1], (0, 1), end) == 1
 
 
-def test_only_models_to_compare_are_chosen():
-    """Only models to compare with are chosen."""
-    models = {0: np.zeros(3, np.float32), 1: np.ones(3, np.float32), 2: np.full(3, 2, np.float32)}
-    assert nearest_model(0, np.zeros(3, np.float32), (1, 2), models) == 1
+def vectors(*values):
+    """Return models numbered from 0."""
+    return {m: np.array(value, np.float32) for m, value in enumerate(values)}
 
 
-@pytest.mark.parametrize(("own", "expected"), [(0, 0), (2, 2), (5, 0)])
-def test_tie_goes_to_the_own_model(own, expected):
-    """At a tie the model of the device is chosen else the smallest."""
-    models = dict.fromkeys((0, 2, 5), np.zeros(4, np.float32))
-    compare = (0, 2) if own == 5 else (0, 2, 5)
-    assert nearest_model(own, np.ones(4, np.float32), compare, models) == expected
+FAR = vectors([0, 0], [9, 9], [1, -1])
+SAME = dict.fromkeys((0, 2, 5), np.zeros(2, np.float32))
+# The sum theta + delta in float32 would be the same for both.
+CLOSE = vectors([1e6, 1e6], [1e6, np.float32(1e6) + np.float32(0.0625)])
+# Those that equal the start have cosine 0.
+UNMOVED = {m: np.array([0, m % 2], np.float32) for m in range(6)}
 
 
-def test_tiny_differences_count():
-    """The sum theta + delta in float32 would be the same for both."""
-    models = {0: np.full(2, 1e6, np.float32), 1: np.full(2, 1e6, np.float32)}
-    models[1][1] += np.float32(0.0625)
-    assert nearest_model(0, np.array([0, 0.0325], np.float32), (0, 1), models) == 1
-    assert nearest_model(0, np.array([0, 0.03], np.float32), (0, 1), models) == 0
+@pytest.mark.parametrize(
+    ("nearest", "own", "delta", "compare", "models", "expected"),
+    [
+        pytest.param(nearest_model, 0, [0, 0], (1, 2), vectors([0, 0], [1, 1], [2, 2]), 1, id="own is not compared"),
+        pytest.param(nearest_model, 0, [1, 1], (0, 2, 5), SAME, 0, id="tie: own"),
+        pytest.param(nearest_model, 2, [1, 1], (0, 2, 5), SAME, 2, id="tie: own, not the smallest"),
+        pytest.param(nearest_model, 5, [1, 1], (0, 2), SAME, 0, id="tie: the smallest"),
+        pytest.param(nearest_model, 0, [0, 0.0325], (0, 1), CLOSE, 1, id="tiny differences"),
+        pytest.param(nearest_model, 0, [0, 0.03], (0, 1), CLOSE, 0, id="tinier differences"),
+        pytest.param(nearest_direction, 0, [1, 0.5], (1, 2), FAR, 1, id="direction is not distance"),
+        pytest.param(nearest_model, 0, [1, 0.5], (1, 2), FAR, 2, id="distance is not direction"),
+        pytest.param(nearest_direction, 0, [0, 1], (2, 3, 5), UNMOVED, 3, id="tie of moved ones"),
+        pytest.param(nearest_direction, 0, [0, -1], (3, 2, 4), UNMOVED, 2, id="cosine 0 is more than -1"),
+        pytest.param(nearest_direction, 0, [0, 0], (5, 3), UNMOVED, 3, id="no direction"),
+    ],
+)
+def test_the_nearest_of_few(nearest, own, delta, compare, models, expected):
+    assert nearest(own, np.array(delta, np.float32), compare, models) == expected
 
 
 @pytest.mark.parametrize("length", [5, BLOCK + 7])
@@ -120,20 +130,3 @@ def test_highest_cosine_is_chosen(length):
     end = {m: np.zeros(length, np.float32) for m in (0, 1, 2)}
     end[1][-1], end[2][-1] = -1, 1
     assert nearest_direction(0, 3 * end[2], (1, 2), end) == 2
-
-
-def test_direction_is_not_distance():
-    """The nearest direction is not the nearest model."""
-    models = {0: np.zeros(2, np.float32), 1: np.array([9, 9], np.float32), 2: np.array([1, -1], np.float32)}
-    delta = np.array([1, 0.5], np.float32)
-    assert nearest_direction(0, delta, (1, 2), models) == 1
-    assert nearest_model(0, delta, (1, 2), models) == 2
-
-
-def test_unmoved_model_has_cosine_0():
-    """A model that equals the start has cosine 0 and ties go to the smallest id."""
-    models = {m: np.array([0, m % 2], np.float32) for m in range(6)}
-    up, down = np.array([0, 1], np.float32), np.array([0, -1], np.float32)
-    assert nearest_direction(0, up, (2, 3, 5), models) == 3
-    assert nearest_direction(0, down, (3, 2, 4), models) == 2
-    assert nearest_direction(0, np.zeros(2, np.float32), (5, 3), models) == 3

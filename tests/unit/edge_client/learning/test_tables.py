@@ -20,6 +20,8 @@ from tests.helpers.tasks import manifest
 NAMED = DataDeclaration(features=("radius", "area"), label="diagnosis", labels=("benign", "malignant"))
 SPEC = TableSpec(2, NAMED)
 BARE = TableSpec(2)
+TWO, HALVES = [[1, 2], [3, 4]], [[1.5, 2.5], [3.5, 4.5]]
+HEAD = "radius,area,diagnosis\n"
 
 
 def table(folder, text, spec=BARE):
@@ -29,19 +31,57 @@ def table(folder, text, spec=BARE):
 
 
 @pytest.mark.parametrize(
-    ("text", "x", "y"),
+    ("text", "spec", "x", "y"),
     [
-        ("1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
-        ("a,b,c\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]], [0, 1]),
-        ("a, LABEL ,b\n1,0,2\n3,1,4\n", [[1, 2], [3, 4]], [0, 1]),
-        ("label,a,b\r\n0,1,2\r\n1,3,4\r\n", [[1, 2], [3, 4]], [0, 1]),
-        ("\ufeff1,2,0\n\n  \n3,4,1", [[1, 2], [3, 4]], [0, 1]),
-        ('"1","2",0\n3e0,+4,1\n', [[1, 2], [3, 4]], [0, 1]),
+        pytest.param("1,2,0\n3,4,1\n", BARE, TWO, [0, 1], id="bare"),
+        pytest.param("a,b,c\n1,2,0\n3,4,1\n", BARE, TWO, [0, 1], id="header"),
+        pytest.param("a, LABEL ,b\n1,0,2\n3,1,4\n", BARE, TWO, [0, 1], id="label column"),
+        pytest.param("label,a,b\r\n0,1,2\r\n1,3,4\r\n", BARE, TWO, [0, 1], id="label first"),
+        pytest.param("\ufeff1,2,0\n\n  \n3,4,1", BARE, TWO, [0, 1], id="empty lines and a mark"),
+        pytest.param('"1","2",0\n3e0,+4,1\n', BARE, TWO, [0, 1], id="quotes"),
+        pytest.param("1,2,benign\n3,4,malignant\n", SPEC, TWO, [0, 1], id="the task's columns without a header"),
+        pytest.param(
+            "radius,area,diagnosis\n1,2,Benign\n3,4,MALIGNANT\n", SPEC, TWO, [0, 1], id="labels of another case"
+        ),
+        pytest.param(
+            "truth,radius,area,diagnosis\nmalignant,1,2,benign\n",
+            TableSpec(2, NAMED, label="Truth"),
+            [[1, 2]],
+            [1],
+            id="the device's label column comes first",
+        ),
+        pytest.param(
+            "grade,radius,area\n3,1,2\n",
+            TableSpec(2, DataDeclaration(features=("radius", "area"))),
+            [[1, 2]],
+            [3],
+            id="the one other column is the label",
+        ),
+        *(
+            pytest.param(text.format(separator), SPEC, TWO, [0, 1], id=f"separator {separator!r}")
+            for separator in (";", "\t", "|", ",")
+            for text in (
+                "1{0}2{0}benign\n3{0}4{0}malignant\n",
+                "radius{0}area{0}diagnosis\n1{0}2{0}benign\n3{0}4{0}malignant\n",
+            )
+        ),
+        pytest.param("1:2:0\n3:4:1\n", TableSpec(2, separator=":"), TWO, [0, 1], id="a given separator"),
+        pytest.param(
+            "# logger v2\n# site 3, hall 4\na,b,label\n1,2,0\n# pause\n3,4,1\n", BARE, TWO, [0, 1], id="comments"
+        ),
+        pytest.param("# a,b,label\n1,2,0\n3,4,1\n", BARE, TWO, [0, 1], id="commented header"),
+        pytest.param("Export of 2026\n\na,b,label\n1,2,0\n3,4,1\n", BARE, TWO, [0, 1], id="a title is no header"),
+        pytest.param("sep=;\na;b;label\n1;2;0\n3;4;1\n", BARE, TWO, [0, 1], id="sep"),
+        pytest.param('"sep=|"\r\n1|2|0\r\n3|4|1\r\n', BARE, TWO, [0, 1], id="quoted sep"),
+        pytest.param("a;b;label\n1,5;-2;0\n3;,25;1\n", BARE, [[1.5, -2], [3, 0.25]], [0, 1], id="decimal comma"),
+        pytest.param("1,5;2,5;0\n3,5;4,5;1\n", BARE, HALVES, [0, 1], id="decimal commas make no columns"),
+        pytest.param("a;b;label\n1,5;2,5;0\n3,5;4,5;1\n", BARE, HALVES, [0, 1], id="nor below a header"),
+        pytest.param("a\tb\tlabel\n1,5\t2\t0\n3\t4\t1\n", BARE, [[1.5, 2], [3, 4]], [0, 1], id="tab"),
+        pytest.param("a,b,label\n1,2,0\n3,4,1\n".encode("utf-16"), BARE, TWO, [0, 1], id="utf-16"),
     ],
-    ids=["bare", "header", "label column", "label first", "empty lines and a mark", "quotes"],
 )
-def test_a_table_has_features_and_a_label(tmp_path, text, x, y):
-    raw = table(tmp_path, text)
+def test_a_table_has_features_and_a_label(tmp_path, text, spec, x, y):
+    raw = table(tmp_path, text, spec)
     assert (raw.x.tolist(), raw.y.tolist()) == (x, y)
     assert raw.x.dtype == np.float64
 
@@ -85,27 +125,7 @@ def test_columns_are_found_by_name(tmp_path):
     assert (raw.columns, raw.column_name(1)) == (("radius", "area"), "column 'area'")
 
 
-@pytest.mark.parametrize("text", ["1,2,benign\n3,4,malignant\n", "radius,area,diagnosis\n1,2,benign\n3,4,malignant\n"])
-def test_header_is_optional_for_own_columns(tmp_path, text):
-    """A header is optional where the columns are the tasks."""
-    raw = table(tmp_path, text, SPEC)
-    assert (raw.x.tolist(), raw.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
-
-
 # ------------------------------------------------------------------------------------------------------------ names
-
-
-def test_devices_label_column_comes_first(tmp_path):
-    """The devices label column counts before the tasks."""
-    spec = TableSpec(2, NAMED, label="Truth")
-    raw = table(tmp_path, "truth,radius,area,diagnosis\nmalignant,1,2,benign\n", spec)
-    assert raw.y.tolist() == [1]
-
-
-def test_other_column_is_the_label(tmp_path):
-    """Without a name the one other column is the label."""
-    spec = TableSpec(2, DataDeclaration(features=("radius", "area")))
-    assert table(tmp_path, "grade,radius,area\n3,1,2\n", spec).y.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +144,55 @@ def test_missing_columns_are_refused(tmp_path, header, spec, message, hint):
     assert hint in caught.value.hint
 
 
-def test_names_need_a_header(tmp_path):
-    with pytest.raises(
-        DataError, match="has 4 columns and no header with their names; the task takes 2 features and a label"
-    ):
-        table(tmp_path, "1,2,3,benign\n", SPEC)
-    with pytest.raises(DataError, match="has no header, so it has no column 'grade'"):
-        table(tmp_path, "1,2,3\n", TableSpec(2, label="grade"))
+@pytest.mark.parametrize(
+    ("text", "spec", "message", "hint"),
+    [
+        (
+            "1,2,3,benign\n",
+            SPEC,
+            "has 4 columns and no header with their names; the task takes 2 features and a label",
+            "",
+        ),
+        ("1,2,3\n", TableSpec(2, label="grade"), "has no header, so it has no column 'grade'", ""),
+        (
+            f"{HEAD}1,2,unsure\n",
+            SPEC,
+            "line 2, column 3: 'unsure' is no label of the task",
+            "labels: benign, malignant",
+        ),
+        (f"{HEAD}1,2,\n", SPEC, "line 2, column 3: '' is no label of the task", "benign"),
+        (f"{HEAD}1,2,1\n", SPEC, "line 2, column 3: '1' is no label of the task", "benign"),
+        (f'{HEAD}1,"2,5",benign\n', SPEC, "line 2, column 2: '2,5' is not a number", "decimal point"),
+        (f"{HEAD}1,two,benign\n", SPEC, "line 2, column 2: 'two' is not a number", "leave the cell empty"),
+        (
+            "a,label\n1,Ok\n",
+            TableSpec(1, DataDeclaration(features=("a",), labels=("ok", "OK"))),
+            "'Ok' is no label",
+            "",
+        ),
+        ("1,2,0\n1,2,cat\n", BARE, "'cat' is not a number", "--labels"),
+        ("1,2,NA\n", BARE, "'NA' is no label", ""),
+        *(
+            (f"a;b;label\n2.5;{cell};0\n", BARE, "is not a number", hint)
+            for cell, hint in (
+                ("1,000.5", "without a mark between thousands"),
+                ("1\u202f000.5", "without a mark between thousands"),
+                ("26.1C", "the number alone, without 'C'"),
+                ("50 %", "the number alone, without '%'"),
+                ("$5", "the number alone, without '$'"),
+                ("high", "leave the cell empty"),
+                ("1,5", 'write numbers with a decimal point, or give the setting decimal = ","'),
+            )
+        ),
+        ("1:2:0\n", BARE, "has one column", "separator"),
+        # By the likely separator.
+        ("1;2;0\n1;2\n", BARE, "line 2: 2 columns instead of 3", ""),
+    ],
+)
+def test_what_fits_nothing_has_a_hint(tmp_path, text, spec, message, hint):
+    with pytest.raises(DataError, match=message) as caught:
+        table(tmp_path, text, spec)
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -165,85 +227,7 @@ def test_missing_value_is_nan(tmp_path, cell):
     np.testing.assert_array_equal(load(tmp_path / "d.csv", filled).x, np.array([[1, np.nan]], np.float32))
 
 
-@pytest.mark.parametrize(
-    ("row", "message", "hint"),
-    [
-        ("1,2,unsure", "line 2, column 3: 'unsure' is no label of the task", "labels: benign, malignant"),
-        ("1,2,", "line 2, column 3: '' is no label of the task", "benign"),
-        ("1,2,1", "line 2, column 3: '1' is no label of the task", "benign"),
-        ('1,"2,5",benign', "line 2, column 2: '2,5' is not a number", "decimal point"),
-        ("1,two,benign", "line 2, column 2: 'two' is not a number", "leave the cell empty"),
-    ],
-)
-def test_unfit_cell_is_named_with_its_place(tmp_path, row, message, hint):
-    """A cell that fits nothing is named with its place."""
-    with pytest.raises(DataError, match=message) as caught:
-        table(tmp_path, f"radius,area,diagnosis\n{row}\n", SPEC)
-    assert hint in caught.value.hint
-
-
-def test_missing_text_label_is_refused(tmp_path):
-    """Text labels need names and a missing label is refused."""
-    with pytest.raises(DataError, match="'cat' is not a number") as caught:
-        table(tmp_path, "1,2,0\n1,2,cat\n")
-    assert "--labels" in caught.value.hint
-    with pytest.raises(DataError, match="'NA' is no label"):
-        table(tmp_path, "1,2,NA\n")
-
-
 # -------------------------------------------------------------------------------------------------------- separators
-
-
-@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
-@pytest.mark.parametrize("header", ["", "radius{0}area{0}diagnosis\n"])
-def test_the_separator_is_found(tmp_path, separator, header):
-    rows = "1{0}2{0}benign\n3{0}4{0}malignant\n"
-    raw = table(tmp_path, f"{header}{rows}".format(separator), SPEC)
-    assert raw.x.tolist() == [[1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize(
-    ("text", "x"),
-    [
-        ("# logger v2\n# site 3, hall 4\na,b,label\n1,2,0\n# pause\n3,4,1\n", [[1, 2], [3, 4]]),
-        ("# a,b,label\n1,2,0\n3,4,1\n", [[1, 2], [3, 4]]),
-        ("sep=;\na;b;label\n1;2;0\n3;4;1\n", [[1, 2], [3, 4]]),
-        ('"sep=|"\r\n1|2|0\r\n3|4|1\r\n', [[1, 2], [3, 4]]),
-        ("a;b;label\n1,5;-2;0\n3;,25;1\n", [[1.5, -2], [3, 0.25]]),
-        ("a\tb\tlabel\n1,5\t2\t0\n3\t4\t1\n", [[1.5, 2], [3, 4]]),
-        ("a,b,label\n1,2,0\n3,4,1\n".encode("utf-16"), [[1, 2], [3, 4]]),
-    ],
-    ids=["comments", "commented header", "sep", "quoted sep", "decimal comma", "tab", "utf-16"],
-)  # fmt: skip
-def test_tables_of_spreadsheets_and_loggers(tmp_path, text, x):
-    raw = table(tmp_path, text)
-    assert (raw.x.tolist(), raw.y.tolist()) == (x, [0, 1])
-
-
-@pytest.mark.parametrize(
-    ("cell", "hint"),
-    [
-        ("1,000.5", "without a mark between thousands"), ("26.1C", "the number alone, without 'C'"),
-        ("50 %", "the number alone, without '%'"), ("$5", "the number alone, without '$'"), ("high", "leave the cell empty"),
-        ("1\u202f000.5", "without a mark between thousands"),
-    ],
-)  # fmt: skip
-def test_hint_names_what_is_beside_a_number(tmp_path, cell, hint):
-    """The hint names what a number has beside it."""
-    with pytest.raises(DataError, match="is not a number") as caught:
-        table(tmp_path, f"a;b;label\n2.5;{cell};0\n", BARE)
-    assert hint in caught.value.hint
-
-
-def test_decimal_comma_is_refused(tmp_path):
-    """A decimal comma beside points is refused."""
-    with pytest.raises(DataError, match="'1,5' is not a number") as caught:
-        table(tmp_path, "a;b;label\n2.5;1,5;0\n")
-    assert caught.value.hint == 'write numbers with a decimal point, or give the setting decimal = ","'
-
-
-def test_a_title_is_no_header(tmp_path):
-    assert table(tmp_path, "Export of 2026\n\na,b,label\n1,2,0\n").x.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -259,13 +243,6 @@ def test_other_kinds_of_files_are_named(tmp_path, data, what):
     (tmp_path / "d.csv").write_bytes(data)
     with pytest.raises(DataError, match=what):
         read_csv(tmp_path / "d.csv", BARE)
-
-
-def test_labels_of_another_case(tmp_path):
-    assert table(tmp_path, "radius,area,diagnosis\n1,2,Benign\n3,4,MALIGNANT\n", SPEC).y.tolist() == [0, 1]
-    both = TableSpec(1, DataDeclaration(features=("a",), labels=("ok", "OK")))
-    with pytest.raises(DataError, match="'Ok' is no label"):
-        table(tmp_path, "a,label\n1,Ok\n", both)
 
 
 SOURCES = (("state", "categories", "on", "off"), ("temp",), ("at", "hour"))
@@ -287,24 +264,6 @@ def test_missing_category_or_time_is_missing(tmp_path):
     with pytest.raises(DataError, match="line 2, column 2: 'noon' is no time") as caught:
         table(tmp_path, "label,at,temp,state\n1,noon,3.5,on\n", DERIVED)
     assert "seconds since 1970" in caught.value.hint
-
-
-def test_an_unusual_separator_is_given(tmp_path):
-    assert table(tmp_path, "1:2:0\n", TableSpec(2, separator=":")).x.tolist() == [[1, 2]]
-    with pytest.raises(DataError, match="has one column") as caught:
-        table(tmp_path, "1:2:0\n")
-    assert "separator" in caught.value.hint
-
-
-def test_decimal_commas_do_not_make_columns(tmp_path):
-    assert table(tmp_path, "1,5;2,5;0\n3,5;4,5;1\n").x.tolist() == [[1.5, 2.5], [3.5, 4.5]], "no header"
-    assert table(tmp_path, "a;b;label\n1,5;2,5;0\n3,5;4,5;1\n").x.tolist() == [[1.5, 2.5], [3.5, 4.5]]
-
-
-def test_short_row_is_counted_by_separator(tmp_path):
-    """A row too short is counted by the likely separator."""
-    with pytest.raises(DataError, match="line 2: 2 columns instead of 3"):
-        table(tmp_path, "1;2;0\n1;2\n")
 
 
 # ------------------------------------------------------------------------------------------------------------ limits

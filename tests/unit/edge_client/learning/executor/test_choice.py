@@ -7,24 +7,15 @@ from edge_client.learning.executor.choice import AUTO, NUMPY, ONNX_RUNTIME, choo
 from shoal.errors import ConfigError
 
 
-@pytest.fixture
-def without_onnx_runtime(monkeypatch):
-    monkeypatch.setattr(choice, "_is_installed", lambda _package: False)
-
-
 def test_onnx_runtime_is_taken_if_present():
     """Onnx runtime is taken if it is installed."""
     assert choose(AUTO) == choose(ONNX_RUNTIME) == ONNX_RUNTIME
     assert choose(NUMPY) == NUMPY
 
 
-@pytest.mark.usefixtures("without_onnx_runtime")
-def test_numpy_is_taken_otherwise():
+def test_numpy_is_taken_otherwise(monkeypatch):
+    monkeypatch.setattr(choice, "_is_installed", lambda _package: False)
     assert choose(AUTO) == choose(NUMPY) == NUMPY
-
-
-@pytest.mark.usefixtures("without_onnx_runtime")
-def test_asking_for_onnx_runtime_needs_it():
     with pytest.raises(ConfigError, match="ONNX Runtime is not installed") as caught:
         choose(ONNX_RUNTIME)
     assert "pip install 'shoal[edge]'" in caught.value.hint

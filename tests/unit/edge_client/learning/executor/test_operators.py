@@ -31,25 +31,35 @@ def test_operator_takes_onnx_inputs(name):
 
 
 @pytest.mark.parametrize(
-    ("operator", "inputs"),
+    ("operator", "inputs", "attributes", "message"),
     [
-        ("Add", [FLOATS, LONGS]),
-        ("Add", [LONGS > 0, LONGS > 0]),
-        ("Exp", [LONGS]),
-        ("Not", [LONGS]),
-        ("And", [LONGS, LONGS]),
-        ("MatMul", [LONGS, LONGS]),
-        ("Pow", [LONGS, LONGS]),
-        ("ReduceMean", [LONGS]),
-        ("Reshape", [FLOATS, np.array([4], np.int32)]),
-        ("Gather", [FLOATS, FLOATS]),
-        ("Neg", [FLOATS > 0]),
-        ("Max", [FLOATS, FLOATS, LONGS]),
+        *(
+            (operator, inputs, {}, f"{operator} does not take ")
+            for operator, *inputs in (
+                ("Add", FLOATS, LONGS),
+                ("Add", LONGS > 0, LONGS > 0),
+                ("Exp", LONGS),
+                ("Not", LONGS),
+                ("And", LONGS, LONGS),
+                ("MatMul", LONGS, LONGS),
+                ("Pow", LONGS, LONGS),
+                ("ReduceMean", LONGS),
+                ("Reshape", FLOATS, np.array([4], np.int32)),
+                ("Gather", FLOATS, FLOATS),
+                ("Neg", FLOATS > 0),
+                ("Max", FLOATS, FLOATS, LONGS),
+            )
+        ),
+        ("Relu", [FLOATS], {"alpha": 1.0}, "Relu has the attribute 'alpha', which is not supported"),
+        ("Softmax", [FLOATS], {"axis": "1"}, "Softmax's attribute 'axis' is of the wrong type"),
+        ("Softmax", [FLOATS], {"axis": 1.0}, "Softmax's attribute 'axis' is of the wrong type"),
+        ("Transpose", [FLOATS], {"perm": 1}, "Transpose's attribute 'perm' is of the wrong type"),
+        ("Concat", [FLOATS], {}, "Concat lacks the attribute 'axis'"),
     ],
 )
-def test_other_dtypes_are_refused(operator, inputs):
-    with pytest.raises(TaskError, match=f"{operator} does not take "):
-        numpy_run(operator, *inputs)
+def test_other_dtypes_or_attributes_are_refused(operator, inputs, attributes, message):
+    with pytest.raises(TaskError, match=message):
+        numpy_run(operator, *inputs, **attributes)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +69,6 @@ def test_other_numbers_of_inputs_are_refused(operator, inputs):
     node = Node(operator, tuple("" if v is None else "x" for v in inputs), ("y",), {})
     with pytest.raises(TaskError, match=f"{operator} does not take . inputs"):
         OPERATORS[operator].bind(node)
-
-
-@pytest.mark.parametrize(
-    ("operator", "attributes", "message"),
-    [
-        ("Relu", {"alpha": 1.0}, "Relu has the attribute 'alpha', which is not supported"),
-        ("Softmax", {"axis": "1"}, "Softmax's attribute 'axis' is of the wrong type"),
-        ("Softmax", {"axis": 1.0}, "Softmax's attribute 'axis' is of the wrong type"),
-        ("Transpose", {"perm": 1}, "Transpose's attribute 'perm' is of the wrong type"),
-        ("Concat", {}, "Concat lacks the attribute 'axis'"),
-    ],
-)
-def test_other_attributes_are_refused(operator, attributes, message):
-    with pytest.raises(TaskError, match=message):
-        numpy_run(operator, FLOATS, **attributes)
 
 
 def test_a_constant_is_its_value():
