@@ -24,29 +24,50 @@ def config(**changes):
     return EdgeConfig(**{"dir": Path("d"), "data": Path("x.npz"), **changes})
 
 
-@pytest.mark.parametrize("threads", [0, -3])
-def test_fewer_threads_than_one_are_refused(threads):
-    with pytest.raises(ConfigError, match=f"^threads must be at least 1, not {threads}$"):
-        config(threads=threads)
-    assert config(threads=1).threads == 1
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"threads": threads}, f"^threads must be at least 1, not {threads}$") for threads in (0, -3)),
+        *(
+            ({"executor": name}, f"executor is auto, onnxruntime or numpy, not '{name}'")
+            for name in ("xauto", "xonnxruntime", "xnumpy")
+        ),
+        *(
+            ({"personal": text}, "personal is on, off, or a weight above 0 and up to 1e\\+06")
+            for text in ("", "maybe", "0", "-1", "nan", "inf", "2e6")
+        ),
+        *(
+            ({"max_kbps": rate}, "max_kbps is 0, for no limit, or from 8 to 1e\\+06")
+            for rate in (7.9, -1.0, 2e6, float("nan"))
+        ),
+        ({"metered": "22-06"}, "metered is two different times of day"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
 
 
-@pytest.mark.parametrize("setting", ["auto", "onnxruntime", "numpy"])
-def test_the_executor_is_one_of_three(setting):
-    assert config(executor=setting).executor == setting
-    with pytest.raises(ConfigError, match=f"executor is auto, onnxruntime or numpy, not 'x{setting}'"):
-        config(executor=f"x{setting}")
-
-
-def test_brokers_address_is_not_shown():
-    """The brokers address is not shown since it may hold a password."""
-    assert "s3cret" not in repr(config(broker="mqtts://dev-1:s3cret@broker"))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", 1),
+        ("executor", "auto"),
+        ("executor", "onnxruntime"),
+        ("executor", "numpy"),
+        ("max_kbps", 8.0),
+        ("metered", "22:00-06:00"),
+    ],
+)
+def test_settings_at_their_bounds_are_taken(name, value):
+    assert getattr(config(**{name: value}), name) == value
 
 
 def test_default_is_the_grants_broker():
-    """By default a device stays and takes the grants broker."""
+    """By default a device stays and takes the grants broker; an address is not shown since it may hold a password."""
     made = config()
     assert (made.broker, made.threads, made.once, made.log) == ("", 1, False, "info")
+    assert "s3cret" not in repr(config(broker="mqtts://dev-1:s3cret@broker"))
 
 
 @pytest.mark.parametrize(("text", "weight"), [("on", 0.0), ("off", 0.0), ("0.5", 0.5), ("1e6", 1e6)])
@@ -54,25 +75,6 @@ def test_personal_finish_is_on_off_or_weight(text, weight):
     made = config(personal=text)
     assert ditto_weight(made.personal) == weight
     assert made.finishes == (text != "off")
-
-
-@pytest.mark.parametrize("text", ["", "maybe", "0", "-1", "nan", "inf", "2e6"])
-def test_another_personal_finish_is_refused(text):
-    with pytest.raises(ConfigError, match="personal is on, off, or a weight above 0 and up to 1e\\+06"):
-        config(personal=text)
-
-
-@pytest.mark.parametrize("rate", [7.9, -1.0, 2e6, float("nan")])
-def test_an_impossible_rate_is_refused(rate):
-    with pytest.raises(ConfigError, match="max_kbps is 0, for no limit, or from 8 to 1e\\+06"):
-        config(max_kbps=rate)
-    assert config(max_kbps=8.0).max_kbps == 8
-
-
-def test_metered_hours_are_checked_at_start():
-    assert config(metered="22:00-06:00").metered == "22:00-06:00"
-    with pytest.raises(ConfigError, match="metered is two different times of day"):
-        config(metered="22-06")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +133,12 @@ def test_hours_hold_their_first_minute(text, inside, outside):
     assert not any(hours.contains(minute(at)) for at in outside)
 
 
-def test_no_text_means_no_hours():
-    assert parse_hours("") is None
-
-
 @pytest.mark.parametrize(
     "text", ["8:00-20:00", "24:00-01:00", "08:60-09:00", "08:00", "08:00-08:00", "day", "08:00-20:00 "]
 )
 def test_other_texts_show_an_example(text):
-    """Other texts are refused with an example."""
+    """No text means no hours; other texts are refused with an example."""
+    assert parse_hours("") is None
     with pytest.raises(ConfigError, match="metered is two different times of day") as error:
         parse_hours(text)
     assert "08:00-20:00" in error.value.hint

@@ -1,6 +1,7 @@
 """The device's program: its incarnation, which grows with every start, the events of its loop, and how it ends."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from edge_client import daemon
 from edge_client.answers.model_in_use import ModelInUse
 from edge_client.config import EdgeConfig
 from edge_client.daemon import BIRTH_FILE, next_birth, serve
-from shoal.errors import ConfigError, DataError, NotEnrolledError, StorageError, UntrustedError
+from shoal.errors import ConfigError, DataError, NotEnrolledError, ShoalError, StorageError, UntrustedError
 from shoal.transport.base import Connected, TakenOver
 from shoal.transport.inbox import Inbox
 from shoal.util import files
@@ -73,12 +74,14 @@ class Runtime:
         self.ends += 1
 
 
-def loop(runtime, *events, once=False):
-    """Pass events, and then the end, to the program's loop."""
-    inbox = Inbox()
-    for event in (*events, None):
-        inbox.put(event)
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1", NO_MODELS)
+def loop(runtime, *events, once=False, inbox=None, models=NO_MODELS, turn=None):
+    """Pass events, and then the end, to the program's loop, or go on with an inbox as it is."""
+    if inbox is None:
+        inbox = Inbox()
+        for event in (*events, None):
+            inbox.put(event)
+    more = () if turn is None else (turn,)
+    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1", models, *more)
 
 
 def test_events_are_handled_in_order():
@@ -101,21 +104,17 @@ def test_hanging_training_is_not_reported(monkeypatch):
     quiet[0] = daemon.MOST_STEP_S
     daemon._tell(manager, runtime, worker)
     assert told == ["alive", "run 1, round 2: working", "run 1, round 2: working"]
-    turns = []
-    inbox = Inbox()
+    turns, inbox = [], Inbox()
     monkeypatch.setattr(inbox, "batch", lambda _: iter(()) if len(turns) < 3 else iter((None,)))
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), Runtime(), inbox, "dev-1", NO_MODELS, lambda: turns.append(None))
+    loop(Runtime(), inbox=inbox, turn=lambda: turns.append(None))
     assert len(turns) == 3
 
 
 def test_no_events_after_a_stop():
     """Events after the request to stop are not handled."""
-    runtime, inbox = Runtime(), Inbox()
-    for event in (None, Connected(session_present=True)):
-        inbox.put(event)
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
-    assert runtime.events == []
-    assert runtime.ticks == 0
+    runtime = Runtime()
+    loop(runtime, None, Connected(session_present=True))
+    assert (runtime.events, runtime.ticks) == ([], 0)
 
 
 def test_name_of_another_ends_with_a_hint():
@@ -127,29 +126,28 @@ def test_name_of_another_ends_with_a_hint():
 
 def test_revoked_device_does_no_more_work():
     """A revoked device ends and does no more work."""
-    runtime = Runtime()
+    runtime, inbox = Runtime(), Inbox()
 
     def revoke():
         runtime.revoked = True
 
-    inbox = Inbox()
     inbox.put(revoke)
     with pytest.raises(UntrustedError, match=r"^the owner has revoked this device$"):
-        daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
+        loop(runtime, inbox=inbox)
     assert runtime.ticks == 0
 
 
 def test_once_waits_for_the_finish(monkeypatch):
     """With once the loop waits for the personal finish."""
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
-    runtime, inbox = Runtime(), Inbox()
+    runtime = Runtime()
 
     def tick(_now_s):
         runtime.ticks += 1
         runtime.finishing = runtime.ticks < 4
 
     runtime.tick, runtime.runs_done, runtime.finishing = tick, 1, True
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", NO_MODELS)
+    loop(runtime, once=True, inbox=Inbox())
     assert runtime.ticks == 4
 
 
@@ -162,10 +160,9 @@ def ended(runtime):
 
 def test_once_ends_with_the_run():
     """A process that is killed before it has closed reports the end again."""
-    runtime = Runtime()
-    inbox = Inbox()
+    runtime, inbox = Runtime(), Inbox()
     inbox.put(ended(runtime))
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", NO_MODELS)
+    loop(runtime, once=True, inbox=inbox)
     assert (runtime.ticks, runtime.ends) == (1, 0)
 
 
@@ -174,32 +171,29 @@ def test_once_waits_for_the_program(monkeypatch):
     runtime, inbox, running = Runtime(), Inbox(), [True, True, False]
     runtime.runs_done = 1
     monkeypatch.setattr(inbox, "batch", lambda _: iter(()))
-    models = SimpleNamespace(keep_up=lambda _: running.pop(0))
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=True), runtime, inbox, "dev-1", models)
+    loop(runtime, once=True, inbox=inbox, models=SimpleNamespace(keep_up=lambda _: running.pop(0)))
     assert running == []
 
 
 @pytest.mark.parametrize(("once", "looks"), [(False, 1), (True, 5)])
 def test_turns_close_together_look_once(monkeypatch, once, looks):
     """A turn costs no system call for the model in use, except with ``once``: that must not end before the last model."""
-    runtime, inbox, seen = Runtime(), Inbox(), []
+    runtime, inbox, seen, ticks = Runtime(), Inbox(), [], []
 
     def tick(now_s):
         inbox.put(None if len(ticks) == 4 else lambda: None)
         ticks.append(now_s)
 
-    ticks, runtime.tick = [], tick
+    runtime.tick = tick
     inbox.put(lambda: None)
-    models = SimpleNamespace(keep_up=seen.append)
-    daemon._loop(EdgeConfig(Path("d"), Path("x"), once=once), runtime, inbox, "dev-1", models)
+    loop(runtime, once=once, inbox=inbox, models=SimpleNamespace(keep_up=seen.append))
     assert (len(ticks), len(seen)) == (5, looks)
 
 
 def test_loop_goes_on_after_a_run(monkeypatch):
     """Without once each end of a run is recorded and the loop goes on."""
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
-    runtime = Runtime()
-    inbox = Inbox()
+    runtime, inbox = Runtime(), Inbox()
     inbox.put(ended(runtime))
 
     def tick(now_s):
@@ -208,7 +202,7 @@ def test_loop_goes_on_after_a_run(monkeypatch):
             inbox.put(None)
 
     runtime.tick = tick
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
+    loop(runtime, inbox=inbox)
     assert (runtime.ticks, runtime.ends) == (3, 3)
 
 
@@ -226,7 +220,7 @@ def test_memory_is_settled_once_for_each_run(monkeypatch):
             runtime.following = following
 
     runtime.tick = tick
-    daemon._loop(EdgeConfig(Path("d"), Path("x")), runtime, inbox, "dev-1", NO_MODELS)
+    loop(runtime, inbox=inbox)
     assert settled == [4, 5]
 
 
@@ -313,19 +307,18 @@ def served(place, monkeypatch):
     return run
 
 
-def test_end_is_recorded_after_clean_close(served):
+@pytest.mark.parametrize(
+    ("closing", "looping", "raised"),
+    [
+        (None, None, None),
+        (ConfigError("no space left"), None, "no space left"),
+        # The error that ended the loop is not hidden by a failure to close.
+        (ConfigError("no space left"), UntrustedError("another device"), "another device"),
+    ],
+)
+def test_end_is_recorded_after_clean_close(served, closing, looping, raised):
     """The end of a run is recorded only after a clean close."""
-    clean, failed = Closing(), Closing(ConfigError("no space left"))
-    served(clean)
-    assert (clean.closed, clean.ends) == (True, 1)
-    with pytest.raises(ConfigError, match="no space left"):
-        served(failed)
-    assert (failed.closed, failed.ends) == (True, 0)
-
-
-def test_failed_close_hides_no_error(served):
-    """The error that ended the loop is not hidden by a failure to close."""
-    runtime = Closing(ConfigError("no space left"))
-    with pytest.raises(UntrustedError, match="another device"):
-        served(runtime, UntrustedError("another device"))
-    assert (runtime.closed, runtime.ends) == (True, 0)
+    runtime = Closing(closing)
+    with pytest.raises(ShoalError, match=raised) if raised else nullcontext():
+        served(runtime, looping)
+    assert (runtime.closed, runtime.ends) == (True, 0 if raised else 1)

@@ -27,6 +27,12 @@ def checks(directory, data=None, task="", executor="auto"):
     return {c.name: c for c in found}
 
 
+def follow(monkeypatch, bundle, digest=bytes(32)):
+    """Let devices follow run 1, of this task."""
+    run = SimpleNamespace(bundle=bundle, plan=SimpleNamespace(run=1, task_digest=digest))
+    monkeypatch.setattr(doctor, "_run", lambda *_: run)
+
+
 def test_fresh_device_lacks_three_things(directory):
     """A fresh device lacks its broker its start and its data."""
     found = checks(directory)
@@ -102,8 +108,7 @@ def test_data_are_tried_on_a_named_task(tmp_path, directory, monkeypatch, logist
         found = checks(directory, tmp_path / "d.npz", str(task))["data"]
         assert (found.result, found.detail) == ("ok", f"{tmp_path}/d.npz: 20 samples, which fit the task logistic")
     assert "no task file other" in checks(directory, tmp_path / "d.npz", "other")["data"].detail
-    plan = SimpleNamespace(run=1, task_digest=bytes(32))
-    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=plan))
+    follow(monkeypatch, logistic(4, 3))
     assert checks(directory, tmp_path / "d.npz", "logistic")["data"].detail.endswith("the task of run 1")
 
 
@@ -111,8 +116,7 @@ def test_doubts_about_data_are_a_warning(tmp_path, directory, monkeypatch, logis
     """Doubts about the data are a warning with the thing to do."""
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32) * np.array([1, 1, 0, 1e4], np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=np.ones(9, np.int64))
-    plan = SimpleNamespace(run=1, task_digest=bytes(32))
-    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=logistic(4, 3), plan=plan))
+    follow(monkeypatch, logistic(4, 3))
     found = checks(directory, tmp_path / "d.npz")["data"]
     assert found.result == "warning"
     assert found.detail.endswith("every sample has the label 1: an accuracy of 100 % means nothing here (and 1 more)")
@@ -124,8 +128,7 @@ def test_ignorant_model_is_a_warning(tmp_path, directory, monkeypatch, logistic)
     bundle = logistic(4, 3)
     x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=(np.arange(20) == 0).astype(np.int64))
-    plan = SimpleNamespace(run=1, task_digest=bundle.digest)
-    monkeypatch.setattr(doctor, "_run", lambda *_: SimpleNamespace(bundle=bundle, plan=plan))
+    follow(monkeypatch, bundle, bundle.digest)
     assert checks(directory, tmp_path / "d.npz")["data"].result == "ok"
     own = OwnModel(1, b"r" * 16, 5, 0, np.zeros(bundle.length, np.float32))
     figures = {own.run_id: Validation(0.5, 3, 4, 4)}

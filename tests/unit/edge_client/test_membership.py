@@ -86,14 +86,19 @@ def test_no_grant_no_fleet(tmp_path):
 
 
 def test_keys_of_each_version_are_at_hand(parties, member):
-    """The keys of each version that has arrived are at hand."""
+    """The keys of each version that has arrived are at hand, and are the owner's."""
     old = member.grant
     new = rotate(parties, "dev-2")
+    owners = parties.owner.version_key.reveal()
     assert member.grant_of(old.keys_since) == old
-    assert member.grant_of(new).version_secret == parties.owner.version_key.reveal() != old.version_secret
-    with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$") as caught:
-        member.grant_of(99)
-    assert "shoal-fleet publish" in caught.value.hint
+    assert member.grant_of(new).version_secret == owners != old.version_secret
+    key = member.version_key(new)
+    assert (key.fleet, key.number, key.next_run) == ("reef", new, 1)
+    assert key.reveal() == owners != member.version_key(old.keys_since).reveal()
+    for keys_of in (member.grant_of, member.version_key):
+        with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$") as caught:
+            keys_of(99)
+        assert "shoal-fleet publish" in caught.value.hint
 
 
 # ------------------------------------------------------------------------------------------------ keys by version
@@ -115,30 +120,15 @@ def on_disk(directory):
     return b"".join(p.read_bytes() for p in directory.iterdir() if p.is_file())
 
 
-def test_a_version_key_is_the_owners(parties, member):
-    new = rotate(parties, "dev-2")
-    key = member.version_key(new)
-    assert (key.fleet, key.number, key.next_run) == ("reef", new, 1)
-    assert key.reveal() == parties.owner.version_key.reveal() != member.version_key(member.grant.keys_since).reveal()
-    with pytest.raises(NotEnrolledError, match=r"^no keys of roster 99 have come yet$"):
-        member.version_key(99)
-
-
 def test_stepped_key_erases_its_secret(member):
-    """A stepped version key is stored and the secret before it erased."""
+    """A stepped version key is stored and the secret before it erased; the key of before changes nothing."""
     generation = member.grant.keys_since
-    drawn = member.version_key(generation).reveal()
+    early = member.version_key(generation)
     key = begun(member, generation, 3)
     for each in (member, reopened(member)):
         assert (each.version_key(generation).next_run, each.version_key(generation).reveal()) == (4, key.reveal())
-    assert drawn not in on_disk(member.directory)
+    assert early.reveal() not in on_disk(member.directory)
     assert key.reveal() in on_disk(member.directory)
-
-
-def test_earlier_version_key_changes_nothing(member):
-    generation = member.grant.keys_since
-    early = member.version_key(generation)
-    begun(member, generation, 3)
     before = member.grant
     member.keep_version(early)
     assert member.grant is before
@@ -283,33 +273,26 @@ def package(parties, sequence, signer=None):
     return encode(RunPackage(plan, b"task", b"origins"))
 
 
-def test_owners_newer_run_brings_keys(parties, member):
+@pytest.mark.parametrize(
+    ("newer", "purpose", "expired", "brought"),
+    [
+        pytest.param(True, "run", False, True, id="the owner's newer run"),
+        # The aggregator publishes the package again under the newer keys: the run's own are still needed.
+        pytest.param(False, "run", False, False, id="an earlier run"),
+        # It ignores rounds until a newer roster arrives, so it can't know which keys the fleet uses.
+        pytest.param(True, "run", True, False, id="an expired roster"),
+        pytest.param(True, "control", False, False, id="no run"),
+    ],
+)
+def test_owners_newer_run_brings_keys(parties, member, newer, purpose, expired, brought):
     """A run that the owner signed under newer keys puts them in force."""
-    new = rotate(parties, "dev-2", "aggregator")
-    key = parties.server.next.broadcast_key
-    member.open_broadcast(*sealed(parties, package(parties, new), "run", key=key))
-    assert member.grant.keys_since == new
-    assert reopened(member).grant.keys_since == new
-
-
-def test_earlier_run_brings_no_newer_keys(parties, member):
-    """The aggregator publishes the package again under the newer keys: the run's own are still needed."""
-    before = member.grant
-    rotate(parties, "dev-2", "aggregator")
-    key = parties.server.next.broadcast_key
-    member.open_broadcast(*sealed(parties, package(parties, before.keys_since), "run", key=key))
-    assert member.grant is before
-
-
-def test_expired_roster_changes_no_keys(parties, member):
-    """It ignores rounds until a newer roster arrives, so it can't know which keys the fleet uses."""
     before = member.grant
     new = rotate(parties, "dev-2", "aggregator")
-    member.roster = dataclasses.replace(member.roster, expires_at_s=2)
-    assert member.expired
-    key = parties.server.next.broadcast_key
-    member.open_broadcast(*sealed(parties, package(parties, new), "run", key=key))
-    assert member.grant is before
+    member.roster = dataclasses.replace(member.roster, expires_at_s=2 if expired else member.roster.expires_at_s)
+    plan = package(parties, new if newer else before.keys_since)
+    member.open_broadcast(*sealed(parties, plan, purpose, key=parties.server.next.broadcast_key))
+    assert (member.grant is before) is not brought
+    assert member.grant.keys_since == reopened(member).grant.keys_since == (new if brought else before.keys_since)
 
 
 def test_aggregator_alone_changes_no_keys(parties, member):
@@ -319,7 +302,6 @@ def test_aggregator_alone_changes_no_keys(parties, member):
     forged = package(parties, new, signer=parties.server.identity)
     with pytest.raises(UntrustedError):
         member.open_broadcast(*sealed(parties, forged, "run", key=key))
-    member.open_broadcast(*sealed(parties, package(parties, new), "control", key=key))
     assert member.grant is before
 
 

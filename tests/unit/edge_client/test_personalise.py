@@ -10,7 +10,6 @@ from edge_client import cli
 from edge_client.answers import inference
 from edge_client.config import EdgeConfig
 from edge_client.learning.data import Dataset
-from edge_client.membership import DeviceMembership
 from edge_client.run import finishing
 from edge_client.storage.finished_models import FinishedModels
 from shoal.errors import ConfigError
@@ -157,7 +156,3 @@ def test_damaged_choice_is_reported(folder, source, niceness, capsys):
     path.write_bytes(b"x" * 50)
     cli.status(folder)
     assert "is damaged (choose again with: shoal-edge personalise" in capsys.readouterr().out
-
-
-def test_the_device_needs_its_own_directory(folder, source):
-    assert DeviceMembership(folder).name == NAME

@@ -92,25 +92,19 @@ class Place:
 
 
 def test_figures_of_run_grow_with_its_rounds(running):
+    """A round without a test leaves the accuracy of the last one; another run starts at zero."""
     running.note(round=2, result={"loss": 0.75})
     running.note(round=4, result={"correct": 3, "tested": 4})
     found = running.status()
-    assert {k: found[k] for k in ("run", "rounds", "round", "cluster", "loss", "accuracy")} == {
-        "run": 1,
-        "rounds": 2,
-        "round": 4,
-        "cluster": 3,
-        "loss": 0.5,
-        "accuracy": 0.75,
-    }
+    figures = {"run": 1, "rounds": 2, "round": 4, "cluster": 3, "loss": 0.5, "accuracy": 0.75}
+    assert {k: found[k] for k in figures} == figures
     assert (found["device"], found["fleet"], found["stage"], found["ended"]) == ("dev-1", "reef", "idle", {})
-
-
-def test_untested_round_keeps_the_accuracy(running):
-    """A round without a test leaves the accuracy of the last one."""
-    running.note(result={"correct": 3, "tested": 4})
     running.note(round=5)
     assert running.status()["accuracy"] == 0.75
+    running.begin(2)
+    found = running.status()
+    assert (found["run"], found["rounds"]) == (2, 0)
+    assert "loss" not in found
 
 
 def test_bytes_are_those_of_this_run(place):
@@ -119,14 +113,6 @@ def test_bytes_are_those_of_this_run(place):
     place.transport.bytes_sent, place.transport.bytes_received = 1007, 503
     found = place.status()
     assert (found["bytes_up"], found["bytes_down"]) == (7, 3)
-
-
-def test_another_run_starts_at_zero(running):
-    running.note()
-    running.begin(2)
-    found = running.status()
-    assert (found["run"], found["rounds"]) == (2, 0)
-    assert "loss" not in found
 
 
 def test_status_is_written_once_a_second(running):
@@ -187,7 +173,7 @@ def test_unchanged_status_shows_life(running):
 
 
 def test_finished_figures_are_closed(place):
-    """The figures of a finished run are closed and move to those that ended."""
+    """The figures of a finished run are closed, move to those that ended, and are found again after a restart."""
     plan = place.begin()
     place.note()
     assert place.results.finish(plan, at(Stage.IDLE), 5.0)
@@ -196,6 +182,9 @@ def test_finished_figures_are_closed(place):
     assert found["finished"]
     assert found["bytes_up"] == 0, "traffic after the end belongs to no run"
     assert found["ended"]["1"]["rounds"] == 1
+    place.restart()
+    place.begin()
+    assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
 
 
 # ------------------------------------------------------------------------------------------------------ end of a run
@@ -214,16 +203,6 @@ def test_end_counts_once_remembered(place):
     assert not place.results.finish(plan, at(Stage.IDLE), 5.0)
     place.results.remember_end()
     assert place.files.was_told(plan.run_id)
-
-
-def test_restart_finds_finished_figures(place):
-    """A restart finds the figures of the finished run again."""
-    plan = place.begin()
-    place.note()
-    place.results.finish(plan, at(Stage.IDLE), 5.0)
-    place.restart()
-    place.begin()
-    assert (place.status()["rounds"], place.status()["finished"]) == (1, True)
 
 
 def test_only_the_latest_runs_are_remembered(place):
@@ -306,18 +285,12 @@ def test_paths_keep_the_models_above(running):
     assert running.status()["path"] == [0, 3]
 
 
-def test_mark_before_the_end_lacks_nothing(place):
-    """A watermark before the final round lacks nothing."""
-    plan = place.begin()
-    final = ReplayWatermark(3, 1, 9, b"n" * 16)
+def test_final_model_needs_its_list(place):
+    """A power cut may come before it is written; a watermark before the final round lacks nothing."""
+    plan, final = place.begin(), ReplayWatermark(3, 1, 9, b"n" * 16)
     for mark in (ReplayWatermark(3, 1, 8, b"n" * 16), ReplayWatermark(3, 2, 9, b"n" * 16)):
         assert not place.results.lacks_final_model(mark, plan)
     assert place.results.lacks_final_model(final, plan)
-
-
-def test_final_model_needs_its_list(place):
-    """A power cut may come before it is written."""
-    plan, final = place.begin(), ReplayWatermark(3, 1, 9, b"n" * 16)
     place.note(REPORT, finished=True, round=9)
     assert not place.results.lacks_final_model(final, plan)
     (place.files.directory / "finished/list.bin").unlink()

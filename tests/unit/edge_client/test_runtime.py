@@ -166,30 +166,26 @@ def test_foreign_message_is_refused(place, caplog, channel, plain, changes, reas
     assert place.runtime.session.round is before
 
 
-def test_junk_raises_nothing(place, caplog):
-    """Junk on every topic is refused and raises nothing."""
+@pytest.mark.parametrize(
+    ("chunk", "refused"), [(b"junk", 5), (forge(kind=200), 0)], ids=["junk", "an optional kind of a later version"]
+)
+def test_junk_raises_nothing(place, caplog, chunk, refused):
+    """Junk on every topic is refused and raises nothing; an optional kind of a later version is skipped."""
     before = place.runtime.session.round
-    for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), "no/topic"):
-        place.hear(topic, b"junk")
-    assert len(reasons(caplog)) == 5
+    for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")):
+        place.hear(topic, chunk)
+    assert len(reasons(caplog)) == refused
     assert place.runtime.session.round is before
     assert place.runtime.following is None
 
 
-def test_later_kind_is_skipped(place, caplog):
-    """An optional kind of a later version is skipped."""
-    before = place.runtime.session.round
-    for topic in (TOPICS.round, TOPICS.plan, TOPICS.roster_change, TOPICS.keys("dev-1"), TOPICS.ctl("dev-1")):
-        place.hear(topic, forge(kind=200))
-    assert reasons(caplog) == []
-    assert place.runtime.session.round is before
-
-
 def test_cleared_message_is_ignored(place, caplog):
-    """A cleared message is ignored and not logged."""
+    """A cleared message is ignored and not logged; junk on no topic is refused."""
     place.hear(TOPICS.round, b"")
     place.runtime.on_event(Disconnected("gone"), 0.0)
     assert reasons(caplog) == []
+    place.hear("no/topic", b"junk")
+    assert len(reasons(caplog)) == 1
 
 
 def test_unknown_run_is_asked_for(place):
@@ -253,9 +249,13 @@ def test_failing_disk_declines_next_round(place, monkeypatch):
 
 
 def test_without_a_next_round_it_ends(place, monkeypatch):
-    """Without a next round the device ends after a while."""
+    """After a while; a result that comes meanwhile is dropped."""
     place.disk_fails(monkeypatch)
     place.hear(TOPICS.plan, b"x", 5.0)
+    mark = place.runtime.session.round.mark
+    current = announcement(run=mark.run, round=mark.round, nonce=mark.nonce)
+    place.runtime.on_result(current, TRAINING, DataError("x"), {})
+    assert place.declines() == []
     with pytest.raises(StorageError) as caught:
         place.runtime.tick(5.0 + ANNOUNCED_WITHIN_S)
     assert caught.value is FULL
@@ -268,15 +268,6 @@ def test_failing_disk_declines_at_once(place, monkeypatch):
     with pytest.raises(StorageError):
         place.hear(TOPICS.plan, b"x")
     assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
-
-
-def test_result_after_disk_failed_is_dropped(place, monkeypatch):
-    place.disk_fails(monkeypatch)
-    place.hear(TOPICS.plan, b"x")
-    mark = place.runtime.session.round.mark
-    current = announcement(run=mark.run, round=mark.round, nonce=mark.nonce)
-    place.runtime.on_result(current, TRAINING, DataError("x"), {})
-    assert place.declines() == []
 
 
 def test_closing_device_says_goodbye(place):

@@ -27,13 +27,10 @@ def serve(tmp_path, monkeypatch):
     return lambda as_json: serving.serve_and_report(config, as_json=as_json)
 
 
-def test_nothing_is_printed_unasked(serve, capsys):
+def test_the_runs_that_have_ended_as_json(serve, capsys):
     """Nothing is printed unless it is asked for."""
     serve(False)
     assert capsys.readouterr().out == ""
-
-
-def test_the_runs_that_have_ended_as_json(serve, capsys):
     serve(True)
     data = json.loads(capsys.readouterr().out)["data"]
     assert data == {"device": "dev-1", "fleet": "reef", "ended": {"1": {"rounds": 4}}}

@@ -52,28 +52,20 @@ def test_bare_machine_has_no_figures(machine):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "figure"),
     [
-        ("sys/class/thermal/thermal_zone0/temp", "-273000"),
-        ("sys/class/thermal/thermal_zone0/temp", "hot"),
-        ("sys/class/power_supply/BAT0/capacity", "255"),
-        ("sys/class/power_supply/BAT0/type", "UPS"),
-        ("proc/uptime", "long"),
-        ("proc/meminfo", "MemTotal: many"),
+        ("sys/class/thermal/thermal_zone0/temp", "-273000", "temperature_c"),
+        ("sys/class/thermal/thermal_zone0/temp", "hot", "temperature_c"),
+        ("sys/class/power_supply/BAT0/capacity", "255", "battery_percent"),
+        ("sys/class/power_supply/BAT0/type", "UPS", "battery_percent"),
+        ("proc/uptime", "long", "uptime_s"),
+        ("proc/meminfo", "MemTotal: many", "memory_bytes"),
     ],
 )
-def test_broken_sensor_gives_no_figure(machine, name, text):
+def test_broken_sensor_gives_no_figure(machine, name, text, figure):
     """A broken sensor or file gives no figure."""
     files = {k: v for k, v in FILES.items() if "zone1" not in k}
-    changed = machine(files | {name: text})
-    figures = {
-        "temp": changed.temperature_c,
-        "capacity": changed.battery_percent,
-        "type": changed.battery_percent,
-        "uptime": changed.uptime_s,
-        "meminfo": changed.memory_bytes,
-    }
-    assert figures[name.rpartition("/")[2]] is None
+    assert getattr(machine(files | {name: text}), figure) is None
 
 
 def test_a_disk_that_fails_gives_no_figure(machine, monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import threading
 
 import numpy as np
@@ -34,9 +33,9 @@ def directory(tmp_path):
 
 @EXECUTORS
 def test_answers_are_the_devices(tmp_path, executor):
-    """`predict` of the command line and of the loaded model give the same classes and probabilities."""
+    """`predict` of the command line and of the loaded model, whose parameters end its file, give the same."""
     directory = Parties(tmp_path, "dev-1").members["dev-1"].directory
-    own = finish(directory, 1, np.random.default_rng(5).standard_normal(15).astype(np.float32))
+    own = finish(directory, 1, np.random.default_rng(5).standard_normal(15).astype("<f4"))
     publish(directory)
     np.savez(tmp_path / "d.npz", x=X)
     model, chosen = shoal.load(directory, executor), choose(directory)
@@ -45,6 +44,7 @@ def test_answers_are_the_devices(tmp_path, executor):
     assert (model.features, model.labels) == (NAMED.features, NAMED.labels)
     facts = {"run": "1", "round": "9", "run_id": own.run_id.hex(), "validation_accuracy": "0.001", "choice": "cluster"}
     assert facts.items() <= dict(model.facts).items()
+    assert (directory / "model.onnx").read_bytes().endswith(in_use(directory).at(None).theta.tobytes())
 
 
 @EXECUTORS
@@ -174,10 +174,3 @@ def test_a_program_loads_little(directory):
     """`import shoal` loads nothing heavy, and an answer neither transport nor lab nor torch."""
     done = python(IMPORTS, directory)
     assert (json.loads(done.stdout), done.stderr) == ([[], "hot", []], "")
-
-
-def test_file_on_hand_is_what_predict_uses(directory):
-    """The file has the parameters of the model that `in_use` returns, at its end."""
-    theta = in_use(directory).at(None).theta
-    assert (directory / "model.onnx").read_bytes().endswith(theta.tobytes())
-    assert sys.byteorder == "little"

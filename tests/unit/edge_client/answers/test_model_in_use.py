@@ -61,14 +61,8 @@ def run_of(directory):
     return pair(directory)["run"] if current(directory) else None
 
 
-def test_nothing_is_there_before_the_first(directory):
-    directory.mkdir(mode=0o700)
-    publish(directory)
-    assert current(directory) is None
-    assert not (directory / "model.onnx").exists()
-
-
 def test_files_say_what_they_hold(directory):
+    """The model is ONNX with probabilities as an output, and is not written again while it is the same."""
     put_in_use(directory, 1)
     document = json.loads((directory / "model.json").read_bytes())
     assert document == pair(directory)
@@ -81,14 +75,13 @@ def test_files_say_what_they_hold(directory):
     facts = {p.key: p.value for p in found.metadata_props}
     assert facts["features"].split("\n") == list(NAMED.features)
     assert facts["labels"].split("\n") == list(NAMED.labels)
-
-
-def test_probabilities_are_an_output(directory):
-    put_in_use(directory, 1)
     session = onnxruntime.InferenceSession((directory / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     assert [o.name for o in session.get_outputs()] == ["outputs", "probabilities"]
     outputs, probabilities = session.run(None, {"x": np.zeros((2, 4), np.float32)})
     np.testing.assert_allclose(probabilities, np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True), rtol=1e-6)
+    before = (directory / "model.onnx").stat()
+    publish(directory)
+    assert (directory / "model.onnx").stat() == before
 
 
 def test_others_may_read_what_they_reach(directory):
@@ -103,13 +96,6 @@ def test_others_may_read_what_they_reach(directory):
     assert modes == [0o755, 0o755, 0o644, 0o644]
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert {stat.S_IMODE(p.stat().st_mode) for p in (directory / "finished").iterdir()} == {0o600}
-
-
-def test_same_model_is_not_written_again(directory):
-    put_in_use(directory, 1)
-    before = (directory / "model.onnx").stat()
-    publish(directory)
-    assert (directory / "model.onnx").stat() == before
 
 
 def test_rollback_goes_back_here_too(directory):
@@ -213,39 +199,28 @@ def test_system_errors_are_ours(directory):
 
 def test_killed_at_any_change_of_the_disk(tmp_path):
     """The old pair or the new one, never a mixture; the next start puts the new one in place, and the next model cleans up."""
-    outcomes, cuts = set(), 0
-    while True:
-        directory = tmp_path / str(cuts)
+    outcomes, cuts, ended = set(), 0, False
+    while not ended:
+        directory, first = tmp_path / str(cuts), tmp_path / f"first-{cuts}"
         for run in (1, 2):
             put_in_use(directory, run)
         finish(directory, 3)
+        finish(first, 1)
         ended = cut_at(cuts, publish, directory)
-        outcomes.add(run_of(directory))
+        ended = cut_at(cuts, publish, first) and ended
+        outcomes.add((run_of(directory), run_of(first)))
         publish(directory)
         assert run_of(directory) == json.loads((directory / "model.json").read_bytes())["run"] == 3
+        publish(first)
+        assert {p.name for p in first.iterdir()} == {"finished", "in-use", "model.onnx", "model.json"}
+        assert run_of(first) == 1
         put_in_use(directory, 4)
         left = {p.name for p in (directory / "in-use").iterdir()} - {".lock", "current", ".current.link"}
         assert len(left) <= 2
-        if ended:
-            break
         cuts += 1
-    assert outcomes == {2, 3}
-    assert cuts > 8
-
-
-def test_first_model_killed_at_any_change(tmp_path):
-    cuts = 0
-    while True:
-        directory = tmp_path / str(cuts)
-        finish(directory, 1)
-        ended = cut_at(cuts, publish, directory)
-        assert run_of(directory) in (None, 1)
-        publish(directory)
-        assert {p.name for p in directory.iterdir()} == {"finished", "in-use", "model.onnx", "model.json"}
-        assert run_of(directory) == 1
-        if ended:
-            break
-        cuts += 1
+    assert {run for run, _ in outcomes} == {2, 3}
+    assert {run for _, run in outcomes} == {None, 1}
+    assert cuts > 9
 
 
 def test_readers_find_pairs_in_all_changes(directory):
@@ -330,7 +305,10 @@ def failure(device):
     return (load_json(device.directory / ON_MODEL_FILE) or {}).get("error", "")
 
 
-def test_program_gets_paths_and_run(device):
+def test_program_gets_paths_and_run(device, monkeypatch):
+    """And an environment without secrets."""
+    monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://me:hush@broker")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/x")
     models = settled(device)
     folder = device.directory
     assert device.notes.read_text() == f"{folder}/model.onnx {folder}/model.json 1\n"
@@ -338,12 +316,6 @@ def test_program_gets_paths_and_run(device):
     settle(models)
     assert runs(device) == [1]
     assert load_json(folder / ON_MODEL_FILE)["model"] == now_in_use(device)
-
-
-def test_environment_has_no_secrets(device, monkeypatch):
-    monkeypatch.setenv("SHOAL_EDGE_BROKER", "mqtts://me:hush@broker")
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/x")
-    settled(device)
     found = (device.root / "environment").read_text()
     assert "hush" not in found
     assert "CREDENTIALS_DIRECTORY" not in found
@@ -475,6 +447,8 @@ def test_full_disk_leaves_the_model_before(device, monkeypatch, caplog):
 
 
 def test_nothing_finished_runs_nothing(device, tmp_path):
-    (tmp_path / "new").mkdir()
+    (tmp_path / "new").mkdir(mode=0o700)
     settle(ModelInUse(tmp_path / "new", device.program))
     assert runs(device) == []
+    assert current(tmp_path / "new") is None
+    assert not (tmp_path / "new" / "model.onnx").exists()

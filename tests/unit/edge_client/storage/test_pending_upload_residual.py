@@ -14,22 +14,14 @@ def stored(transfer=TRANSFER, **changes):
 
 
 def test_residual_comes_back_rounded():
-    """A residual comes back with one percent of rounding."""
+    """With one percent of rounding; a job that is repeated seals its upload anew, under another transfer id."""
     found = parse_residual(stored().to_bytes() + b"bytes of an older, longer slot", TRANSFER)
     assert found == stored()
     assert (found.head.run_id, found.head.round, found.head.model, found.head.length) == (RUN, 4, 2, 600)
     assert np.linalg.norm(found.vector() - VECTOR) < 0.02 * np.linalg.norm(VECTOR)
     assert len(found.to_bytes()) < 600 * 1.2
-
-
-def test_same_residual_has_the_same_bytes():
-    """A job that is repeated seals its upload anew, under another transfer id."""
-    assert (stored(b"x" * 16).vector() == stored().vector()).all()
-
-
-def test_residual_of_another_upload():
-    """A residual of another upload is not taken."""
-    assert parse_residual(stored().to_bytes(), b"x" * 16) is None
+    assert (stored(b"x" * 16).vector() == found.vector()).all()
+    assert parse_residual(stored().to_bytes(), b"x" * 16) is None, "of another upload"
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 30, 60, 300, -1])

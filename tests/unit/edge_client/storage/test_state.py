@@ -22,9 +22,12 @@ def state(tmp_path):
 
 
 def test_newcomer_has_no_run(state):
-    """A device that never took part has no run."""
+    """A device that never took part has no run, and the error of its missing model says what to do."""
     assert state.load_run() is None
     assert state.load_status() is None
+    with pytest.raises(IntegrityError, match="no model yet") as caught:
+        state.load_model()
+    assert "take part" in caught.value.hint
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -35,12 +38,6 @@ def test_the_model_comes_back_bit_for_bit(state, durable):
     assert again.theta.dtype == np.float32
     assert np.array_equal(again.theta, THETA)
     again.theta[0] = 1.0
-
-
-def test_a_missing_model_says_what_to_do(state):
-    with pytest.raises(IntegrityError, match="no model yet") as caught:
-        state.load_model()
-    assert "take part" in caught.value.hint
 
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: d[:10]])

@@ -57,7 +57,7 @@ def test_operator_takes_onnx_inputs(name):
         ("Concat", [FLOATS], {}, "Concat lacks the attribute 'axis'"),
     ],
 )
-def test_other_dtypes_or_attributes_are_refused(operator, inputs, attributes, message):
+def test_other_dtypes_are_refused(operator, inputs, attributes, message):
     with pytest.raises(TaskError, match=message):
         numpy_run(operator, *inputs, **attributes)
 
