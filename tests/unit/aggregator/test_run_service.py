@@ -37,8 +37,7 @@ def test_new_run_waits_for_its_devices(scene):
     scene.come("dev-1")
     assert scene.order == []
     scene.come("dev-2")
-    assert scene.order == ["snapshot", "announce"]
-    assert scene.state.round == 1
+    assert (scene.order, scene.state.round) == (["snapshot", "announce"], 1)
 
 
 def test_after_a_complete_round_no_disk_wait(scene):
@@ -56,8 +55,7 @@ def test_after_a_missing_device_disk_first(scene):
     scene.upload("dev-1")
     scene.order.clear()
     scene.service.tick(DEADLINE_S)
-    assert scene.state.round == 2
-    assert scene.order == ["snapshot", "announce"]
+    assert (scene.state.round, scene.order) == (2, ["snapshot", "announce"])
     assert scene.records()[0]["missing"] == ["dev-2"]
 
 
@@ -109,8 +107,7 @@ def test_events_keep_their_order(scene):
     scene.come("dev-2")
     assert scene.state.awaited == 2
     scene.disk.done()
-    assert scene.state.awaited == 1
-    assert scene.state.present == ("dev-1", "dev-2")
+    assert (scene.state.awaited, scene.state.present) == (1, ("dev-1", "dev-2"))
 
 
 def test_refused_message_is_logged(scene, caplog):

@@ -118,8 +118,7 @@ def test_events_follow_the_computation(scene):
     assert scene.state.order is Order.GO
     scene.numerics.finish()
     # The next round was opened with the close; the order holds from the one after it on.
-    assert (scene.state.round, scene.state.order) == (2, Order.PAUSE)
-    assert scene.state.present == DEVICES
+    assert (scene.state.round, scene.state.order, scene.state.present) == (2, Order.PAUSE, DEVICES)
     assert not scene.state.deadline_passed
     scene.upload(*DEVICES)
     scene.numerics.finish()

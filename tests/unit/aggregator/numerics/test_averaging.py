@@ -21,8 +21,7 @@ def test_a_mean_by_hand() -> None:
 
 def test_the_mean_equals_float64_arithmetic() -> None:
     mean = weighted_mean(ROWS, WEIGHTS)
-    assert mean.dtype == np.float32
-    assert mean.shape == (ROWS.shape[1],)
+    assert (mean.dtype, mean.shape) == (np.float32, (ROWS.shape[1],))
     np.testing.assert_allclose(mean, np.average(ROWS.astype(np.float64), axis=0, weights=WEIGHTS), atol=1e-6)
 
 

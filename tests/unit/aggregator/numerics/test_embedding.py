@@ -52,8 +52,7 @@ def test_edc_equals_the_exact_one(m: int) -> None:
     """Edc equals the exact decomposition up to signs."""
     rows = groups(12, 400, 3)
     found = edc(rows, m)
-    assert found.shape == (12, m)
-    assert found.dtype == np.float64
+    assert (found.shape, found.dtype) == ((12, m), np.float64)
     np.testing.assert_allclose(np.abs(found), np.abs(exact_edc(rows, m)), atol=1e-8)
 
 

@@ -24,8 +24,7 @@ def test_snapshot_has_status_and_rounds(place):
     snapshot = place.feed.current()
     assert (snapshot.status.run.round, snapshot.status.run.received) == (3, 3)
     assert snapshot.totals.rounds == snapshot.last["round"] == 2
-    assert snapshot.totals.uploads == 8
-    assert snapshot.clusters == {0: 4}
+    assert (snapshot.totals.uploads, snapshot.clusters) == (8, {0: 4})
     assert [c.loss for c in snapshot.status.run.clusters] == [pytest.approx(place.store.records()[-1]["loss"])]
 
 

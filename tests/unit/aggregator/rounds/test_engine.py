@@ -17,7 +17,7 @@ from aggregator.rounds.engine import (
     WentOffline,
 )
 from shoal.protocol.messages import Phase, Share
-from tests.helpers.engines import DEVICES, Name, give, kinds, mean_of, online, opened
+from tests.helpers.engines import DEVICES, give, kinds, mean_of, online, opened
 from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -300,46 +300,3 @@ def test_only_a_closing_round_is_work():
     finished = dataclasses.replace(recorded, finished=True)
     assert engine.closing_work(finished) == 0
     assert engine.advance(finished, engine.record(finished, (DeadlinePassed(1),))) == (finished, ())
-
-
-DIGEST = b"d" * 32
-MOST = 60
-"""Looks at names for one event; a walk over the larger fleet alone takes 300."""
-CASES = {
-    "fedavg": ({}, {}),
-    "ifca": ({"k": 2}, {"origins": 2, "max_models": 2}),
-    "cfl": ({}, {}),
-    "fedgroup": ({"groups": 3}, {}),
-    "fesem": ({"k": 3}, {}),
-    "one-shot": ({"k": 3}, {}),
-}
-
-
-def looks(engine, state, event):
-    """Return the state after an event that leads to nothing, and the looks at names that it took."""
-    Name.looks = 0
-    state, actions = engine.handle(state, event)
-    assert not actions
-    return state, Name.looks
-
-
-@pytest.mark.parametrize("algorithm", CASES)
-@pytest.mark.parametrize("count", [30, 300])
-def test_events_walk_over_no_fleet(algorithm, count):
-    """An upload or a departure walks over no fleet."""
-    settings, changes = CASES[algorithm]
-    devices = tuple(Name(f"dev-{i:04}") for i in range(count))
-    engine = engine_of(run_plan(algorithm, settings, quorum=1.0, **changes))
-    state, _ = engine.begin(devices)
-    for device in devices:
-        state, _ = engine.handle(state, CameOnline(device))
-    assert state.round == 1
-    asked = [d for d in devices if d in state.plan.assignments]
-    assert len(asked) > 2
-    answers = {d: upload_of(engine, state, d) for d in asked}
-    for device in asked[:-1]:
-        state, took = looks(engine, state, stored(*answers[device]))
-        assert took < MOST
-    state, took = looks(engine, state, WentOffline(asked[0]))
-    assert took < MOST
-    assert state.awaited == 1

@@ -65,8 +65,7 @@ def test_upload_that_comes_after_all_counts():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-1")
     state, actions = give(engine, state, *DEVICES)
-    assert actions[0].record.contributed == 5
-    assert actions[0].record.declined == {}
+    assert (actions[0].record.contributed, actions[0].record.declined) == (5, {})
 
 
 def test_lone_device_does_not_stop_the_fleet():

@@ -28,6 +28,8 @@ CASES = {
     "ifca": ({"k": 2}, {"origins": 2, "max_models": 2}),
     "cfl": ({}, {}),
     "fedgroup": ({"groups": 3, "alpha": 10_000}, {}),
+    "fesem": ({"k": 3}, {}),
+    "one-shot": ({"k": 3}, {}),
 }
 
 
@@ -121,6 +123,7 @@ def given(state, device):
         loss=1.0,
         key_id=ROUND_KEY,
         digest=DIGEST,
+        nearest=min(assignment.compare, default=0),
     )
 
 

@@ -43,8 +43,7 @@ def test_lacking_device_is_left_out():
     ready = prepare((newest(held),), held, NAMES, RUN, planning())
     assert list(ready.plan.assignments) == ["dev-1", "dev-2", "dev-3"]
     assert [o.seal for o in ready.plan.assignments.values() if o.seal] == [(0,)]
-    assert ready.held == held
-    assert ready.events == ()
+    assert (ready.held, ready.events) == (held, ())
 
 
 def test_all_in_step_order_nothing():
@@ -172,8 +171,7 @@ def test_states_of_an_opening_keep_numbers():
         held, states=States({n: s for n, s in held.states.names.items() if s != StateId(1, 0)}, 9)
     )
     ready = prepare(state, gone, ("dev-1", "dev-2", "dev-9"), run, planning((0, 1)))
-    assert ready.before[1].origin == 9
-    assert ready.held.states.next == 10
+    assert (ready.before[1].origin, ready.held.states.next) == (9, 10)
 
 
 # -- newcomers that compare directions --

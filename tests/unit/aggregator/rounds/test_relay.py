@@ -9,13 +9,12 @@ import pytest
 
 from aggregator.rounds.relay import States, replace_models, settle
 from aggregator.strategies.base import ClusterModel
-from aggregator.strategies.registry import make_strategy
 from shoal.errors import IntegrityError
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.messages import SHARED_MODEL, Phase
+from shoal.protocol.messages import Phase
 from shoal.protocol.states import StateId
 from shoal.util.state_codec import encode_state
-from tests.helpers.plans import contribution, run_plan
+from tests.helpers.plans import Rounds, contribution, run_plan
 
 D = 12
 DEVICES = tuple(f"dev-{i}" for i in range(8))
@@ -45,43 +44,28 @@ CASES = {
 }
 
 
-class Fleet:
+class Fleet(Rounds):
     """Eight devices in two groups, each of which would like to be at its own goal: a step of length .5 leads half-way.
 
     With ``relayed`` devices hold the models: states that follow by recipes. Without, nothing settles the strategy, and a model
-    is its origin plus the sum of its means.
+    is its origin plus the sum of its means. ``seen`` has the models that the last round has offered.
     """
 
     def __init__(self, case, *, relayed):
         algorithm, settings, changes = CASES[case]
-        self.run = run_plan(algorithm, settings, **{"segments": (SegmentSpec("cluster", D),), **changes})
-        self.strategy = make_strategy(self.run)
-        self.state = self.strategy.init(DEVICES)
-        self.relayed = relayed
-        self.states = States.of_origins(self.run.origins)
-        self.held = {StateId(i, 0): ORIGINS[i] for i in range(self.run.origins)}
-        self.round = 0
-        self.events = []
-        self.prefer_parent = case == "merged"
+        run = run_plan(algorithm, settings, **{"segments": (SegmentSpec("cluster", D),), **changes})
+        super().__init__(run, DEVICES, ORIGINS[: run.origins])
+        self.relayed, self.prefer_parent, self.seen = relayed, case == "merged", {}
 
-    def part(self, value, segment):
+    def settle(self):
         if self.relayed:
-            return self.state_of(self.states[value.origin], segment)
-        origin = ORIGINS[value.origin, self.run.span(segment)] * np.float32(value.scale)
-        return origin if value.offset is None else origin + value.offset
+            super().settle()
 
-    def state_of(self, ref, segment):
-        return self.held[ref][self.run.span(segment)] if ref.round == 0 else self.held[ref]
-
-    def theta(self, plan, model):
-        if plan.shared is None:
-            return self.part(plan.models[model], "")
-        return np.concatenate([self.part(plan.shared, "shared"), self.part(plan.models[model], "cluster")])
-
-    def answer(self, plan, device, assignment):
-        thetas = {m: self.theta(plan, m) for m in assignment.candidates}
+    def answer(self, device, assignment, round_):
+        thetas = {m: self.whole(self.plan, m) for m in assignment.candidates}
+        self.seen |= thetas
         losses = {m: float(np.linalg.norm(GOALS[device] - theta)) for m, theta in thetas.items()}
-        if self.prefer_parent and assignment.margins and self.round > 8:
+        if self.prefer_parent and assignment.margins and round_ > 8:
             losses = {m: -loss for m, loss in losses.items()}
         model = min(losses, key=losses.get) if assignment.train else assignment.candidates[0]
         vector = (GOALS[device] - thetas[model]) * 0.5 if assignment.train else None
@@ -89,7 +73,7 @@ class Fleet:
         return contribution(
             device,
             vector,
-            round=self.round,
+            round=round_,
             model=model,
             phase=Phase(assignment.phase),
             margins=margins,
@@ -97,21 +81,10 @@ class Fleet:
             model_norm=float(np.linalg.norm(thetas[model] + vector)) if assignment.norm else 0.0,
         )
 
-    def step(self):
-        self.round += 1
-        self.state, plan = self.strategy.plan(self.state, self.round, DEVICES)
-        thetas = {model: self.theta(plan, model) for model in plan.models}
-        given = [self.answer(plan, device, assignment) for device, assignment in plan.assignments.items()]
-        self.state, outcome = self.strategy.close(self.state, plan, sorted(given, key=lambda c: c.device))
-        self.events += outcome.events
-        if self.relayed:
-            models = self.strategy.models_of(self.state)
-            self.state, self.states, steps = settle(self.state, models, self.states, self.round)
-            for step in steps:
-                segment = "" if plan.shared is None else "shared" if step.state.model == SHARED_MODEL else "cluster"
-                total = sum(np.float32(weight) * self.state_of(ref, segment) for weight, ref in step.terms)
-                self.held[step.state] = total if step.mean is None else total + step.mean
-        return thetas, outcome
+    def next(self):
+        """Do a round; return its outcome."""
+        self.seen = {}
+        return self.step(self.answer)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -119,12 +92,11 @@ def test_models_are_sums_of_all_means(case):
     """Models and clusters are those of the sums of all means."""
     summed, relayed = Fleet(case, relayed=False), Fleet(case, relayed=True)
     for _ in range(14):
-        (thetas, one), (found, other) = summed.step(), relayed.step()
-        assert one.clusters == other.clusters
+        assert summed.next().clusters == relayed.next().clusters
         assert not encode_state(relayed.state).arrays, "nothing masked outlives the round"
-        assert thetas.keys() == found.keys()
-        for model, theta in thetas.items():
-            np.testing.assert_allclose(found[model], theta, rtol=0, atol=1e-4)
+        assert summed.seen.keys() == relayed.seen.keys()
+        for model, theta in summed.seen.items():
+            np.testing.assert_allclose(relayed.seen[model], theta, rtol=0, atol=1e-4)
     assert [(e.round, e.kind) for e in summed.events] == [(e.round, e.kind) for e in relayed.events]
 
 
@@ -132,7 +104,7 @@ def test_only_starting_states_are_known():
     """Only states that a model starts from are known."""
     fleet = Fleet("restarts", relayed=True)
     for _ in range(10):
-        fleet.step()
+        fleet.next()
     used = {m.origin for m in fleet.state.slots}
     assert set(fleet.states.names) == used | set(range(4))
     assert {fleet.states[n].round for n in used} == {10}

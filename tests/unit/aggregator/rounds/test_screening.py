@@ -87,8 +87,7 @@ def test_pre_training_has_its_own_level():
     levels = screen(of(1.0, 1.0, 1.0), {}).levels
     first = screen(of(40.0, 50.0, phase=Phase.PRETRAIN), levels)
     assert not first.refused
-    assert first.levels["train"] == 1.0
-    assert first.levels["pretrain"] == 50.0
+    assert (first.levels["train"], first.levels["pretrain"]) == (1.0, 50.0)
     assert refused(of(501.0, phase=Phase.PRETRAIN), first.levels) == {"dev-0"}
 
 
@@ -115,8 +114,7 @@ def test_order_of_arrival_does_not_matter():
     """What arrives first makes no difference."""
     given = of(1.0, 2.0, 300.0, 3.0, 40.0, 2.5)
     forward, backward = screen(given, {}), screen(given[::-1], {})
-    assert forward.refused == backward.refused
-    assert forward.levels == backward.levels
+    assert (forward.refused, forward.levels) == (backward.refused, backward.levels)
 
 
 @pytest.mark.parametrize(

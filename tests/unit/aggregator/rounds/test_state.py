@@ -74,15 +74,13 @@ def test_opened_round_forgets_answers():
     assert state.round == 7
     assert not any((state.received, state.contributions, state.declined, state.deadline_passed))
     assert not any((state.refused, state.unfit))
-    assert state.waiting == ("a", "b")
-    assert (state.awaited, state.asked, state.unasked) == (2, 2, 2)
+    assert (state.waiting, state.awaited, state.asked, state.unasked) == (("a", "b"), 2, 2, 2)
 
 
 def test_nothing_is_asked_between_rounds():
     """While no round is open nothing is asked or awaited."""
     state = fleet()
-    assert (state.waiting, state.awaited, state.asked) == ((), 0, 0)
-    assert state.present == FLEET
+    assert (state.waiting, state.awaited, state.asked, state.present) == ((), 0, 0, FLEET)
 
 
 def test_record_has_losses_of_clusters():
@@ -102,8 +100,7 @@ def test_absent_or_revoked_are_not_awaited():
     state = opened(fleet(online=("a", "c")), plan_for("a", "b", "x"))
     assert set(state.unavailable) == {"b", "x"}
     assert set(state.removed) == {"x"}
-    assert (state.awaited, state.asked, state.unasked) == (1, 2, 1)
-    assert state.waiting == ("a", "b", "x")
+    assert (state.awaited, state.asked, state.unasked, state.waiting) == (1, 2, 1, ("a", "b", "x"))
 
 
 @pytest.mark.parametrize(("finished", "reason"), [(True, "the run is over"), (False, "the round is not open")])
@@ -213,8 +210,7 @@ def test_false_counts_decide_no_accuracy():
     liar = contribution("f", np.ones(6), samples=10, correct=0, tested=4_000_000_000)
     state = dataclasses.replace(asking(*"abcdef"), contributions=PersistentList([*honest, liar]))
     record = record_of(state, state.plan, Outcome(dict.fromkeys("abcdef", 0)))
-    assert (record.correct, record.tested) == (40, 80)
-    assert record.device_accuracy["f"] == (0, 30)
+    assert (record.correct, record.tested, record.device_accuracy["f"]) == (40, 80, (0, 30))
     assert record.cluster_tests == {0: (40, 80)}
 
 
@@ -254,8 +250,7 @@ def test_the_record_of_a_round():
     assert (record.correct, record.tested, record.device_accuracy) == (3, 4, {"b": (3, 4)})
     assert list(record.norms.items()) == [("a", 1.0), ("b", 5.0)]
     assert list(record.capped) == ["a", "b"]
-    assert record.cluster_tests == {1: (3, 4)}
-    assert record.cosines.devices == ("a", "b")
+    assert (record.cluster_tests, record.cosines.devices) == ({1: (3, 4)}, ("a", "b"))
     assert record.clusters == {"a": 0, "b": 1}
     assert record.events == (
         {"round": 7, "kind": "model_went_back", "model": 0, "to": 2},

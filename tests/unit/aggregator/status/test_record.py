@@ -265,17 +265,13 @@ def test_stuck_loop_blames_no_device():
     assert blamed(built) == set()
 
 
-def test_a_full_disk_of_the_aggregator():
-    (problem,) = status(disk_free_bytes=4096).problems
-    assert problem.reason == "the aggregator's disk is full: 4096 bytes are free"
-
-
 def test_awaited_keys_are_the_runs_problem():
     """Keys that are awaited are a problem of the run."""
-    built = status(live(run=dataclasses.replace(ROUND, obstacle="the newer ones have not arrived yet")))
-    (problem,) = built.problems
+    waits = live(run=dataclasses.replace(ROUND, obstacle="the newer ones have not arrived yet"))
+    disk, problem = status(waits, disk_free_bytes=4096).problems
     assert problem.reason == "the newer ones have not arrived yet"
     assert "shoal-fleet publish" in problem.advice
+    assert disk.reason == "the aggregator's disk is full: 4096 bytes are free"
 
 
 @pytest.mark.parametrize(("age_s", "online"), [(record.FIRST_PRESENCES_S, False), (1, None)])
@@ -293,6 +289,9 @@ def test_clusters_have_their_devices_figures():
     first, second = built.run.clusters
     assert (first.id, first.members, first.accuracy, first.loss) == (0, ("dev-1",), 0.5, None)
     assert (second.id, second.members, second.accuracy, second.loss) == (1, ("dev-2", "dev-3"), 0.5, 0.25)
+    built = status(run=dataclasses.replace(RUN, tests={**tests, "dev-2": (0, 0)}))
+    assert {d.name: d.accuracy for d in built.devices} == {"dev-1": 0.5, "dev-2": None, "dev-3": 0.25}
+    assert {d.accuracy for d in status(run=None).devices} == {None}
 
 
 def test_guessed_models_are_a_problem():
@@ -304,15 +303,6 @@ def test_guessed_models_are_a_problem():
     ]
     assert built.problems[0].advice.startswith("`shoal-edge status` there has the figures")
     assert status(live(devices={"dev-1": good})).problems == ()
-
-
-def test_device_has_its_own_accuracy():
-    """A device has the accuracy on its own test share."""
-    tests = {"dev-1": (1, 2), "dev-2": (0, 0), "dev-3": (1, 4)}
-    built = status(run=dataclasses.replace(RUN, tests=tests))
-    found = {d.name: d.accuracy for d in built.devices}
-    assert [found[name] for name in ("dev-1", "dev-2", "dev-3")] == [0.5, None, 0.25]
-    assert {d.accuracy for d in status(run=None).devices} == {None}
 
 
 def test_run_that_is_finished_or_comes_next():

@@ -190,33 +190,34 @@ def test_many_standstills_are_counted(place):
     assert len(place.data()["runs"][0]["still"]) == NAMES_SHOWN + 3
 
 
-def test_limits_are_counted_with_hints(place):
+APART = {"kind": "stands-apart", "device": "dev-1", "margin": -5.0, "others": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "hints"),
+    [
+        (
+            [{"capped": {"dev-1": 3.0}}, {"capped": {"dev-1": 3.0}, "refused_norm": {"dev-2": 9.0}}],
+            "left out, norm above ten times the median: dev-2 (rounds: 1); weight capped: dev-1 (rounds: 2)",
+            [REFUSED_NORM_HINT, CAPPED_HINT],
+        ),
+        (
+            [{"out_of_step": {"dev-1": 0}}, {"out_of_step": {"dev-1": 2, "dev-2": 0}}],
+            "left out, trained from another state than most: dev-1 (rounds: 2), dev-2 (rounds: 1)",
+            [OUT_OF_STEP_HINT],
+        ),
+        (
+            [{"events": [APART]}, {"events": [APART, {"kind": "split", "cluster": 0}]}],
+            "stands apart from its cluster: dev-1 (rounds: 2)",
+            [STANDS_APART_HINT],
+        ),
+    ],
+    ids=["norms and weights", "out of step", "standing apart"],
+)
+def test_limits_are_counted_with_hints(place, records, words, hints):
     """Limits are counted over all rounds and each has its hint."""
-    place.run(records=[{"capped": {"dev-1": 3.0}}, {"capped": {"dev-1": 3.0}, "refused_norm": {"dev-2": 9.0}}])
-    assert place.status()[1:] == [
-        "run 1 limits: left out, norm above ten times the median: dev-2 (rounds: 1); weight capped: dev-1 (rounds: 2)",
-        f"  hint: {REFUSED_NORM_HINT}",
-        f"  hint: {CAPPED_HINT}",
-    ]
-
-
-def test_out_of_step_devices_are_counted(place):
-    """Devices out of step are counted and the hint says what they do."""
-    place.run(records=[{"out_of_step": {"dev-1": 0}}, {"out_of_step": {"dev-1": 2, "dev-2": 0}}])
-    assert place.status()[1:] == [
-        "run 1 limits: left out, trained from another state than most: dev-1 (rounds: 2), dev-2 (rounds: 1)",
-        f"  hint: {OUT_OF_STEP_HINT}",
-    ]
-
-
-def test_devices_standing_apart_are_counted(place):
-    """Devices that stand apart are counted."""
-    apart = {"kind": "stands-apart", "device": "dev-1", "margin": -5.0, "others": 0.1}
-    place.run(records=[{"events": [apart]}, {"events": [apart, {"kind": "split", "cluster": 0}]}])
-    assert place.status()[1:] == [
-        "run 1 limits: stands apart from its cluster: dev-1 (rounds: 2)",
-        f"  hint: {STANDS_APART_HINT}",
-    ]
+    place.run(records=records)
+    assert place.status()[1:] == [f"run 1 limits: {words}", *(f"  hint: {hint}" for hint in hints)]
 
 
 def test_earlier_records_lack_limits(place):
@@ -244,18 +245,12 @@ def test_killed_aggregator_waits_for_nothing(place):
 
 
 def test_overtaken_run_waits_for_nothing(place):
-    """An unfinished run that a later one has overtaken says why it waits for nothing."""
-    place.run(1, records=[{}])
-    place.run(2, records=[{}])
-    first, second = place.status()
-    assert "; run 1 is older than run 2, which was begun here" in first
-    assert "older" not in second
-
-
-def test_finished_run_is_never_too_old(place):
-    """A finished run is never called too old."""
-    place.run(1, records=[{"final": True}])
-    place.run(2, records=[{}])
+    """An unfinished run that a later one has overtaken says why it waits for nothing; a finished one is never too old."""
+    for number, final in ((1, True), (2, False), (3, False)):
+        place.run(number, records=[{"final": final}])
+    done, first, second = place.status()
+    assert "; run 2 is older than run 3, which was begun here" in first
+    assert "older" not in done + second
     assert place.data()["runs"][0]["older"] == ""
 
 

@@ -44,8 +44,7 @@ def test_in_end_everybody_has_its_own_model():
     assert {slot.version for slot in rounds.state.slots} == {1}
     assert 0 in numbers_in(rounds.state), "the origin stays in use for newcomers"
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))
-    assert plan.assignments["dev-c"].candidates == (2,)
-    assert plan.models[2] == rounds.state.slots[2]
+    assert (plan.assignments["dev-c"].candidates, plan.models[2]) == ((2,), rounds.state.slots[2])
     assert plan.models[plan.assignments["dev-0"].candidates[0]] == ClusterModel()
 
 

@@ -98,8 +98,7 @@ def test_latecomer_takes_least_loss():
 def test_too_few_models_are_asked_for_again():
     rounds = one_shot()
     outcome = rounds.step(lambda d, o, r: answer(d, o, r) if d == "dev-0" else None)
-    assert outcome.clusters == {}
-    assert outcome.events[0].kind == "clustering-postponed"
+    assert (outcome.clusters, outcome.events[0].kind) == ({}, "clustering-postponed")
     assert rounds.step(answer).clusters == TRUTH
 
 

@@ -30,6 +30,13 @@ def written_bytes(scene):
     return scene.store._updates._ends.get(scene.state.round, 0)
 
 
+def verify(workers, *devices):
+    """Let workers verify the oldest upload of each device, and the driver settle it."""
+    for device in devices:
+        workers.run(device)
+        workers.call_back(device)
+
+
 def texts(scene):
     return [str(error) for error in scene.take_refused()]
 
@@ -80,9 +87,7 @@ def test_others_overtake_a_slow_upload(scene, workers):
     packets = {device: scene.packet(device) for device in DEVICES}
     for packet in packets.values():
         scene.send(packet)
-    for device in ("dev-3", "dev-2"):
-        workers.run(device)
-        workers.call_back(device)
+    verify(workers, "dev-3", "dev-2")
     states = [scene.state_of(packet) for packet in packets.values()]
     assert states == [UploadState.VERIFYING, UploadState.VALID, UploadState.VALID]
 
@@ -135,9 +140,7 @@ def test_event_waits_for_earlier_uploads(scene, workers):
     """The last device goes offline right after its upload: the round closes with the upload, not without it."""
     for device in DEVICES:
         scene.send(scene.packet(device))
-    for device in ("dev-1", "dev-2"):
-        workers.run(device)
-        workers.call_back(device)
+    verify(workers, "dev-1", "dev-2")
     scene.commit()
     scene.feed(WentOffline("dev-3"))
     assert scene.state.round == 1
@@ -156,8 +159,7 @@ def test_event_leaves_later_uploads(scene, workers):
     scene.send(scene.packet("dev-1", signer="dev-2"))
     scene.feed(WentOffline("dev-3"))
     scene.send(scene.packet("dev-2", signer="dev-1"))
-    workers.run("dev-1")
-    workers.call_back("dev-1")
+    verify(workers, "dev-1")
     assert "dev-3" not in scene.state.online
 
 
@@ -165,13 +167,11 @@ def test_commit_leaves_later_uploads(scene, workers):
     """A commit does not wait for uploads that arrive later."""
     scene.send(scene.packet("dev-2", signer="dev-1"))
     scene.send(scene.packet("dev-1"))
-    workers.run("dev-1")
-    workers.call_back("dev-1")
+    verify(workers, "dev-1")
     scene.uploads.flush()
     assert scene.disk.waiting == [], "the one before it may be in the same batch"
     scene.send(scene.packet("dev-3", signer="dev-1"))
-    workers.run("dev-2")
-    workers.call_back("dev-2")
+    verify(workers, "dev-2")
     scene.commit()
     assert set(scene.durable(1)) == {"dev-1"}
 
@@ -207,10 +207,8 @@ def test_crash_loses_what_workers_hold(scene, workers):
     done, written, waiting = (scene.packet(device) for device in DEVICES)
     for packet in (done, written, waiting):
         scene.send(packet)
-    workers.run("dev-1")
-    workers.call_back("dev-1")
-    scene.uploads.flush()
-    scene.disk.done()
+    verify(workers, "dev-1")
+    scene.commit()
     workers.run("dev-2")
     scene.restart()
     assert set(scene.state.received) == set()

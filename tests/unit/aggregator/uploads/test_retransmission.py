@@ -77,15 +77,11 @@ def scene():
     return Scene()
 
 
-def test_all_chunks_are_requested_if_none(scene):
-    """All chunks of an upload are requested if none arrived."""
-    assert scene.remind() == [("dev-1", TRANSFER, WHOLE)]
-
-
 def test_missing_chunks_are_wanted_at_once(scene):
-    """The missing chunks of an upload are requested at once."""
+    """The missing chunks of an upload are requested at once, all of them if none arrived."""
     scene.chunks.add("dev-1", CHUNKS[1], 0.0)
     assert scene.remind() == [("dev-1", TRANSFER, (0, 2))]
+    assert Scene().remind() == [("dev-1", TRANSFER, WHOLE)]
 
 
 @pytest.mark.parametrize(
@@ -195,22 +191,13 @@ def test_stalled_chunks_are_requested(scene):
     assert scene.told() == [("dev-1", TRANSFER, (0, 1))]
 
 
-def test_copy_of_an_answered_one_is_dropped(scene):
-    """The device would never send the rest."""
+@pytest.mark.parametrize("before", [lambda scene: scene.answer(UploadEvent.FOUND_STORED), Scene.queue])
+def test_copy_of_another_is_dropped(scene, before):
+    """Of one that was answered or is on its way to the disk: the device would never send the rest."""
     scene.chunks.add("dev-1", CHUNKS[2], 0.0)
-    scene.answer(UploadEvent.FOUND_STORED)
+    before(scene)
     scene.answers.tick(OPEN, limits.REASSEMBLY_QUIET_S)
-    assert scene.told() == []
-    assert len(scene.chunks) == 0
-
-
-def test_copy_of_one_on_its_way_is_dropped(scene):
-    """A stalled copy of an upload on its way to the disk is dropped."""
-    scene.chunks.add("dev-1", CHUNKS[2], 0.0)
-    scene.queue()
-    scene.answers.tick(OPEN, limits.REASSEMBLY_QUIET_S)
-    assert scene.told() == []
-    assert len(scene.chunks) == 0
+    assert (scene.told(), len(scene.chunks)) == ([], 0)
 
 
 def test_first_pause_grows_with_the_round():

@@ -122,18 +122,6 @@ def test_upload_above_limit_is_not_awaited(scene):
     assert "dev-1" in scene.state.declined
 
 
-def test_round_closes_once_last_is_durable(scene):
-    """The round closes when the last upload is durable and not before."""
-    packets = [scene.packet(device) for device in ("dev-1", "dev-2", "dev-3")]
-    for packet in packets:
-        scene.send(packet)
-    scene.uploads.flush()
-    assert scene.state.round == 1
-    scene.disk.done()
-    assert scene.state.round == 2
-    assert {sent.action for sent in scene.publisher.take()} == {Action.ACK}
-
-
 def test_upload_during_commit_is_in_the_next(scene):
     first, second = scene.packet("dev-1"), scene.packet("dev-2")
     for packet in (first, second):

@@ -53,8 +53,8 @@ def transfer(header, body, *, signer=DEVICE, head=HEAD):
     return Reassembler().add("dev-1", chunk, 0.0)
 
 
-def verify(*args, device="dev-1", roster=ROSTER, **options):
-    return UploadVerifier(SERVER, RUN).upload(device, transfer(*args, **options), roster)
+def verify(*args, device="dev-1", roster=ROSTER, run=RUN, **options):
+    return UploadVerifier(SERVER, run).upload(device, transfer(*args, **options), roster)
 
 
 def test_an_honest_upload_is_verified():
@@ -283,8 +283,7 @@ def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
 def test_short_precision_report_is_empty():
     """A report in a short precision has no vector."""
     run, header, _ = in_precision("float16")
-    header = dataclasses.replace(header, length=0)
-    assert UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b""), ROSTER).norm == 0.0
+    assert verify(dataclasses.replace(header, length=0), b"", run=run).norm == 0.0
 
 
 @pytest.mark.parametrize("precision", limits.PRECISIONS)
@@ -293,7 +292,7 @@ def test_plans_precision_is_decoded(precision):
     run, header, body = in_precision(precision)
     extra = sealed_checkpoints("dev-1", run, 1, [(0, StateId(0, 0))], DEVICE)
     header = dataclasses.replace(header, attached=len(extra))
-    found = UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body + extra), ROSTER)
+    found = verify(header, body + extra, run=run)
     vector = decode_vector(body, D, precision)
     assert bytes(found.body) == vector.tobytes() + extra
     assert found.norm == pytest.approx(float(np.linalg.norm(vector)))
@@ -303,9 +302,8 @@ def test_plans_precision_is_decoded(precision):
 def test_another_precision_is_refused(precision):
     """Another precision than the plans is refused."""
     _, header, body = in_precision(precision)
-    run = altered(RUN, precision_up="float16")
     with pytest.raises(RefusedUploadError, match=f"a vector in '{precision}', not float16"):
-        UploadVerifier(SERVER, run).upload("dev-1", transfer(header, body), ROSTER)
+        verify(header, body, run=altered(RUN, precision_up="float16"))
 
 
 def test_longer_vector_is_refused_undecoded(monkeypatch):
@@ -314,14 +312,14 @@ def test_longer_vector_is_refused_undecoded(monkeypatch):
     header = dataclasses.replace(header, length=4 * D)
     monkeypatch.setattr("aggregator.uploads.validation.decode_vector", None)
     with pytest.raises(RefusedUploadError, match="a vector of length 24"):
-        UploadVerifier(SERVER, run).upload("dev-1", transfer(header, bytes(encoded_bytes(4 * D, "int8"))), ROSTER)
+        verify(header, bytes(encoded_bytes(4 * D, "int8")), run=run)
 
 
 def test_hostile_bytes_hold_no_round_up():
     """Hostile bytes are refused so that the round does not wait."""
     run, header, body = in_precision("int8")
     with pytest.raises(RefusedUploadError, match="a scale out of range"):
-        UploadVerifier(SERVER, run).upload("dev-1", transfer(header, b"\xff" * 4 + body[4:]), ROSTER)
+        verify(header, b"\xff" * 4 + body[4:], run=run)
 
 
 def test_norm_limit_has_room_for_rounding():
@@ -329,14 +327,10 @@ def test_norm_limit_has_room_for_rounding():
     values = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], np.float32)
     run, header, body = in_precision("int8", values)
     norm = float(np.linalg.norm(decode_vector(body, D, "int8")))
-    room = norm_room("int8")
-    for limit, fits in ((norm / room * 1.001, True), (norm / room * 0.999, False)):
-        verifier = UploadVerifier(SERVER, altered(run, norm_limit=limit))
-        if fits:
-            assert verifier.upload("dev-1", transfer(header, body), ROSTER).norm == pytest.approx(norm)
-        else:
-            with pytest.raises(RefusedUploadError, match="above the plan's limit"):
-                verifier.upload("dev-1", transfer(header, body), ROSTER)
+    limit = norm / norm_room("int8")
+    assert verify(header, body, run=altered(run, norm_limit=limit * 1.001)).norm == pytest.approx(norm)
+    with pytest.raises(RefusedUploadError, match="above the plan's limit"):
+        verify(header, body, run=altered(run, norm_limit=limit * 0.999))
 
 
 KEEPER = Identity.generate("keeper")
@@ -351,18 +345,15 @@ WITH_KEEPER = altered(
 def test_share_is_signed_by_its_device(signer, device, taken):
     signed = {"dev-1": DEVICE, "dev-2": OTHER}[signer]
     share = seal_to_member(signed, KEEPER.member.seal_key, share_head("demo", device, "keeper"), b"share")
-    verifier = UploadVerifier(SERVER, WITH_KEEPER)
     header, body = upload(share=share)
     if taken:
-        found = verifier.upload("dev-1", transfer(header, body), ROSTER)
+        found = verify(header, body, run=WITH_KEEPER)
         assert (found.header.share, found.norm) == (share, 0.0)
     else:
         with pytest.raises(RefusedUploadError, match="the share for the keeper"):
-            verifier.upload("dev-1", transfer(header, body), ROSTER)
+            verify(header, body, run=WITH_KEEPER)
 
 
 def test_padded_words_are_no_numbers():
     """Words under a pad may look like NaN or infinities, and have no norm."""
-    verifier = UploadVerifier(SERVER, WITH_KEEPER)
-    values = np.full(D, np.nan, np.float32)
-    assert verifier.upload("dev-1", transfer(*upload(values)), ROSTER).norm == 0.0
+    assert verify(*upload(np.full(D, np.nan, np.float32)), run=WITH_KEEPER).norm == 0.0

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from crypto.mask.derivation import MaskContext, derive, key_id
-from crypto.mask.kdf import encode
 from crypto.mask.masking import mask
 from crypto.mask.modes.registry import MODES
 from crypto.mask.secret import MaskSecret
@@ -46,13 +45,9 @@ def permuted(context: MaskContext, secret: MaskSecret = SECRET) -> list[float]:
 def test_each_part_of_the_context_counts(change: dict[str, object]) -> None:
     """Each part of the context changes key id and permutation."""
     other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
+    assert len(key_id(SECRET, other)) == 16
     assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
     assert permuted(other) != permuted(CONTEXT)
-
-
-def test_the_mode_changes_the_key_id() -> None:
-    other = dataclasses.replace(CONTEXT, mode="none")
-    assert key_id(SECRET, other) != key_id(SECRET, CONTEXT)
 
 
 def test_another_secret_changes_everything() -> None:
@@ -66,16 +61,6 @@ def test_equal_segments_differ() -> None:
     """The two segments of a vector never share a permutation."""
     values = permuted(dataclasses.replace(CONTEXT, segments=(Segment("shared", 50), Segment("cluster", 50))))
     assert values[:50] != [value - 50 for value in values[50:]]
-
-
-def test_field_boundaries_can_not_be_shifted() -> None:
-    """Different lists of fields encode to different bytes, even if bytes move between neighbours."""
-    lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), (b"ab", b"", b"c")]
-    assert len({encode(*fields) for fields in lists}) == len(lists)
-
-
-def test_key_id_has_sixteen_bytes() -> None:
-    assert len(derive(SECRET, CONTEXT).key_id) == 16
 
 
 def test_unknown_mode_names_the_known_ones() -> None:

@@ -171,8 +171,7 @@ def test_after_split_newcomers_start_at_root():
     """After a split new devices start at the root and those on their way go on."""
     state = dataclasses.replace(STATE, unplaced={"new-1": 1})
     after = welcome(state, {"dev-2", "new-1", "new-2"})
-    assert after.unplaced == {"new-1": 1, "new-2": ROOT}
-    assert after.clusters == LEAVES
+    assert (after.unplaced, after.clusters) == ({"new-1": 1, "new-2": ROOT}, LEAVES)
     assert welcome(state, {"dev-2", "new-1"}) is state
 
 
@@ -245,8 +244,7 @@ def test_leaf_chosen_by_loss_has_a_member():
     state = dataclasses.replace(STATE, unplaced={"new-1": 0, "new-2": 0, "new-3": 0})
     given = [towards(0, "new-1", model=3), towards(0, "new-2", model=3), towards(0, "dev-2", model=2)]
     after, events = join(state, given, 9)
-    assert after.clusters[3].members == ("dev-3", "new-1", "new-2")
-    assert after.unplaced == {"new-3": 0}
+    assert (after.clusters[3].members, after.unplaced) == (("dev-3", "new-1", "new-2"), {"new-3": 0})
     assert {n: c.members for n, c in after.clusters.items() if n != 3} == {2: ("dev-2",), 4: ("dev-4",)}
     details = [{"device": d, "cluster": 3, "by": "loss"} for d in ("new-1", "new-2")]
     assert [(e.round, e.kind, e.detail) for e in events] == [(9, "newcomer", d) for d in details]

@@ -53,13 +53,6 @@ def test_children_start_from_the_parent():
 # ---------------------------------------------------------------------------------------------------- when to split
 
 
-@pytest.mark.parametrize("limit", [{"eps1": 1e-9}, {"eps2": 1e9}])
-def test_no_split_before_its_time(limit):
-    """While the mean still moves, or where every update is small."""
-    rounds, _ = ran(8, **{**ALG_5, **limit})
-    assert set(rounds.state.clusters) == {0}
-
-
 def test_warm_up_and_cool_down():
     """Warm up and cool down put splits off."""
     rounds, _ = ran(20, **{**ALG_5, "cool_down": 4}, warm_up=5)

@@ -27,8 +27,8 @@ def theta(slot):
 class World:
     """Devices that hold the origin and train towards their group's goal; an oracle that adds whole models up."""
 
-    def __init__(self, **changes):
-        run = run_plan("fedgroup", {"groups": 2, "alpha": 3, "eta_g": ETA, "rac": "off"}, **changes)
+    def __init__(self, eta=ETA):
+        run = run_plan("fedgroup", {"groups": 2, "alpha": 3, "eta_g": eta, "rac": "off"})
         self.rounds = Rounds(run, DEVICES, origins=[ORIGIN])
         self.weights = []
 

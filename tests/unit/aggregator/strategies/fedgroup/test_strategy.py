@@ -127,6 +127,7 @@ def test_newcomers_are_placed_then_train(start):
     rounds, spy = fedgroup(participation=0.5, start=start), Spy()
     rounds.step(spy)
     known = dict(rounds.state.clusters)
+    assert (rounds.state.slots == (ClusterModel(), ClusterModel())) is (start == "origin"), "Alg. 2 line 2"
     before = [rounds.theta(s) for s in rounds.state.slots]
     cohort = set(drawn(rounds.strategy.run, 2, DEVICES))
     assert len(cohort) == 6
@@ -272,15 +273,6 @@ def test_groups_take_turns():
     assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
 
 
-def test_groups_can_start_at_the_origin():
-    """Alg. 2 line 2."""
-    rounds = fedgroup(start="origin")
-    outcome = rounds.step(answer)
-    assert rounds.state.slots == (ClusterModel(), ClusterModel())
-    assert right(outcome.clusters)
-    assert len(outcome.clusters) == 4
-
-
 def test_rcc_groups_by_the_nearest_drawn():
     """Rcc groups devices by the nearest of those drawn."""
     rounds = fedgroup(rcc="on", alpha=3, seed=3)
@@ -317,8 +309,7 @@ def test_too_few_cold_devices_start_nothing():
     rounds = fedgroup()
     first = min(rounds.strategy.plan(rounds.state, 1, DEVICES)[1].assignments)
     outcome = rounds.step(lambda d, o, r: answer(d, o, r) if d == first else None)
-    assert outcome.clusters == {}
-    assert outcome.events[0].kind == "cold-start-postponed"
+    assert (outcome.clusters, outcome.events[0].kind) == ({}, "cold-start-postponed")
     assert right(rounds.step(answer).clusters)
 
 
@@ -328,8 +319,7 @@ def test_an_empty_group_keeps_its_model():
     kept = rounds.state.slots
     only = tuple(members(rounds.state, 1))
     rounds.step(answer, present=only)
-    assert rounds.state.slots[0] == kept[0]
-    assert rounds.state.slots[1].version == 2
+    assert (rounds.state.slots[0], rounds.state.slots[1].version) == (kept[0], 2)
 
 
 def test_too_few_start_at_the_origin():

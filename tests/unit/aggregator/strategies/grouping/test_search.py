@@ -119,8 +119,7 @@ def test_a_trial_without_a_group_ends(round_):
     fleet.absent = ()
     while rounds.state.search is not None and rounds.state.search.trial is not None:
         rounds.step(fleet)
-    assert rounds.events[-1].kind == "groups-refused"
-    assert rounds.events[-1].detail["reason"] == "devices absent"
+    assert (rounds.events[-1].kind, rounds.events[-1].detail["reason"]) == ("groups-refused", "devices absent")
 
 
 def test_revoked_devices_leave_a_trial():
@@ -161,6 +160,5 @@ def test_small_groups_join_another():
     vectors = {**APART, "dev-11": (RNG.standard_normal(LENGTH) * 5).astype(np.float32)}
     rounds, fleet = rounds_of(), Fleet(vectors)
     rounds.go(fleet, 5)
-    assert rounds.events[-1].kind == "groups-found"
-    assert rounds.events[-1].detail["sizes"] == [6, 5, 1]
+    assert (rounds.events[-1].kind, rounds.events[-1].detail["sizes"]) == ("groups-found", [6, 5, 1])
     assert (rounds.events[-1].detail["k"], rounds.events[-1].detail["models"]) == (3, 2)

@@ -43,8 +43,7 @@ def test_given_k_begins_again_from_the_worst():
     step = rounds.theta(rounds.state.slots[2]) - 2 * np.mean([VECTORS[d] for d in DEVICES[1::2]], axis=0)
     np.testing.assert_allclose(step, worst, rtol=1e-4, atol=1e-5)
     assert before[2].version == 0
-    assert rounds.state.slots[2].version == IDLE_ROUNDS
-    assert rounds.state.idle == {}
+    assert (rounds.state.slots[2].version, rounds.state.idle) == (IDLE_ROUNDS, {})
 
 
 @pytest.mark.parametrize("lie", [-3.4e38, 3.4e38])
@@ -69,8 +68,7 @@ def test_one_false_loss_chooses_no_cluster(lie):
 def test_models_that_are_not_refilled(least, empty, version):
     rounds = given_k(min_contributors=least)
     rounds.go(all_but(empty), 6)
-    assert rounds.events == []
-    assert rounds.state.slots[2].version == version
+    assert (rounds.events, rounds.state.slots[2].version) == ([], version)
 
 
 def test_nothing_counts_before_all_chose():

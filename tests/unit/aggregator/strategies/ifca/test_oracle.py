@@ -280,8 +280,7 @@ def test_clusters_reach_their_targets():
     """The mixture is recovered: what the formulas are for."""
     fleet, *_ = driven(rounds=40, restarts=4)
     groups = [fleet.state.choice[d] for d in DEVICES]
-    assert groups[0::2] == [groups[0]] * (M // 2)
-    assert groups[1::2] == [1 - groups[0]] * (M // 2)
+    assert (groups[0::2], groups[1::2]) == ([groups[0]] * (M // 2), [1 - groups[0]] * (M // 2))
 
 
 def test_the_steps_of_option_i_decay():
