@@ -123,12 +123,14 @@ def attend(layer: nn.MultiheadAttention, x: Tensor, key: Tensor, value: Tensor, 
         return nn.MultiheadAttention.forward(layer, x, key, value, *rest, **options)
     n, t, w = x.shape
     parts = functional.linear(x, layer.in_proj_weight, layer.in_proj_bias).view(n, t, 3, layer.num_heads, -1)
-    q, k, v = parts.permute(2, 0, 3, 1, 4).unbind()
+    q, k, v = parts.permute(2, 0, 3, 1, 4).flatten(1, 2).unbind()
     if t <= SHORT:
-        found = torch.softmax(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, -1) @ v
+        # A product times a number in one pass: with beta 0 what it is added to is not read.
+        scale = q.shape[-1] ** -0.5
+        found = torch.softmax(torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=scale), -1) @ v
     else:
-        found = functional.scaled_dot_product_attention(q, k, v)
-    return layer.out_proj(found.transpose(1, 2).reshape(n, t, w)), None
+        found = functional.scaled_dot_product_attention(q[None], k[None], v[None])
+    return layer.out_proj(found.view(n, layer.num_heads, t, -1).transpose(1, 2).reshape(n, t, w)), None
 
 
 def _zeros(y: Tensor) -> Tensor:
