@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.demo.data import Hidden, hide_groups, load_images
-from shoal.errors import DataError, ShoalError, UsageError
+from shoal.errors import ShoalError, UsageError
 
 SIDE, N = 3, 240
 
@@ -98,19 +98,12 @@ def test_the_digits_are_whole_and_in_range():
 
 
 def test_what_is_not_there_is_said(images, tmp_path):
+    """Who lacks mnist is told how it is fetched."""
     with pytest.raises(UsageError, match="no skew 'size'"):
         hide_groups(*images, SIDE, devices=8, skew="size", seed=0)
     with pytest.raises(UsageError, match="no data 'cifar'"):
         load_images("cifar", None)
-    with pytest.raises(UsageError, match="MNIST needs its files"):
-        load_images("mnist", None)
-    with pytest.raises(DataError, match="holds no train-images"):
-        load_images("mnist", tmp_path)
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_missing_mnist_says_how_to_get_it(tmp_path, given):
-    """Who lacks mnist is told how it is fetched."""
-    with pytest.raises(ShoalError) as caught:
-        load_images("mnist", tmp_path if given else None)
-    assert caught.value.hint == "shoal data fetch mnist --to DIR, then --data-dir DIR"
+    for folder, message in ((None, "MNIST needs its files"), (tmp_path, "holds no train-images")):
+        with pytest.raises(ShoalError, match=message) as caught:
+            load_images("mnist", folder)
+        assert caught.value.hint == "shoal data fetch mnist --to DIR, then --data-dir DIR"

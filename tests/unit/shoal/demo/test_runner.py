@@ -59,10 +59,6 @@ def test_json_object_is_the_fixed_interface():
     assert shape(data) == INTERFACE
     assert [shape(r) for r in data["runs"]] == INTERFACE["runs"] * 3
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-
-
-def test_the_json_object_holds_the_figures():
-    data = made(8).data()
     assert (data["broker"], data["devices"], data["groups"]) == ("mosquitto", 20, 4)
     assert data["runs"][1] == {
         "algorithm": "cfl",

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from shoal.page.history import MOST_STEPS, ClusterTree
 
 
@@ -18,23 +20,23 @@ def test_before_the_first_round_it_is_empty():
     assert (tree.clusters, tree.sizes) == ({}, {})
 
 
-def test_rounds_without_change_are_one_step():
-    found = grown({"a": 0, "b": 0}, {"b": 0, "a": 0}, {"a": 0, "b": 0})
-    assert found["steps"] == [{"first": 1, "last": 3, "sizes": [(0, 2)]}]
-    assert found["flows"] == []
-
-
-def test_split_a_merge_and_a_move_are_flows():
-    found = grown(
-        {"a": 0, "b": 0, "c": 0}, {"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 2}, {"a": 3, "b": 3, "c": 3}
-    )
-    assert found["flows"] == [[[0, 1, 2], [0, 2, 1]], [[1, 1, 1], [1, 2, 1], [2, 2, 1]], [[1, 3, 1], [2, 3, 2]]]
-
-
-def test_newcomer_is_in_size_and_in_no_flow():
-    found = grown({"a": 0}, {"a": 0, "b": 0})
-    assert [s["sizes"] for s in found["steps"]] == [[(0, 1)], [(0, 2)]]
-    assert found["flows"] == [[[0, 0, 1]]]
+@pytest.mark.parametrize(
+    ("rounds", "steps", "flows"),
+    [
+        ([{"a": 0, "b": 0}, {"b": 0, "a": 0}, {"a": 0, "b": 0}], [(1, 3, [(0, 2)])], []),
+        (
+            [{"a": 0, "b": 0, "c": 0}, {"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 2}, {"a": 3, "b": 3, "c": 3}],
+            [(1, 1, [(0, 3)]), (2, 2, [(1, 2), (2, 1)]), (3, 3, [(1, 1), (2, 2)]), (4, 4, [(3, 3)])],
+            [[[0, 1, 2], [0, 2, 1]], [[1, 1, 1], [1, 2, 1], [2, 2, 1]], [[1, 3, 1], [2, 3, 2]]],
+        ),
+        ([{"a": 0}, {"a": 0, "b": 0}], [(1, 1, [(0, 1)]), (2, 2, [(0, 2)])], [[[0, 0, 1]]]),
+    ],
+    ids=["rounds without change", "a split, a move and a merge", "a newcomer"],
+)
+def test_steps_and_flows(rounds, steps, flows):
+    found = grown(*rounds)
+    assert [(s["first"], s["last"], s["sizes"]) for s in found["steps"]] == steps
+    assert found["flows"] == flows
 
 
 def test_round_without_clusters_is_left_out():

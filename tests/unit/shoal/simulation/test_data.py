@@ -58,10 +58,6 @@ def test_stacked_and_cut_samples_are_views():
 def test_cuts_use_every_sample(cuts, total):
     with pytest.raises(DataError, match=f"6 samples cut into {total}"):
         shards_of(X.reshape(6, 4), Y.reshape(6), cuts)
-
-
-def test_unlike_stacks_are_refused():
-    """Stacks of different devices are refused."""
     with pytest.raises(ValueError, match="zip"):
         shards_of(X, Y[:1])
 

@@ -57,37 +57,27 @@ def program(tmp_path):
         one.handle.close()
 
 
-def test_an_ended_program_gets_no_signal(program):
-    """Its process id may be another's by now."""
-    process = Process(3)
-    assert program(process).stop() == 3
-    assert process.signals == []
-
-
-def test_obedient_program_is_not_killed(program):
-    """A program that ends on the signal is not killed."""
-    process = Process()
+@pytest.mark.parametrize(
+    ("process", "code", "signals"),
+    [
+        # Its process id may be another's by now.
+        (Process(3), 3, []),
+        (Process(), 0, [signal.SIGINT]),
+        (Process(stubborn=True), -9, [signal.SIGINT, signal.SIGKILL]),
+    ],
+    ids=["ended", "obedient", "stubborn"],
+)
+def test_only_a_stubborn_program_is_killed(program, process, code, signals):
     made = program(process)
-    assert made.stop(signal.SIGINT) == 0
-    assert process.signals == [signal.SIGINT]
+    assert made.stop(signal.SIGINT) == code
+    assert process.signals == signals
     assert made.handle.closed
-
-
-def test_stubborn_program_is_killed(program):
-    """A program that ignores the signal is killed."""
-    process = Process(stubborn=True)
-    assert program(process).stop() == -9
-    assert process.signals == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_the_tail_is_the_end_of_the_log(program):
     made = program(Process())
     made.log.write_bytes(b"one\ntwo \xff\nthree\n")
     assert made.tail(2) == "two \N{REPLACEMENT CHARACTER}\nthree"
-
-
-def test_a_program_has_one_log(staged):
-    assert staged.log_of("dev-00") == staged.root / "logs" / "dev-00.log" != staged.log_of("dev-01")
 
 
 def test_peak_memory_needs_a_live_program(program, tmp_path, monkeypatch):
@@ -132,10 +122,9 @@ def test_all_members_belong_to_owners_fleet(staged):
     assert staged.devices == ("dev-00", "dev-01")
     aggregator = AggregatorMembership(staged.aggregator_dir)
     assert {m.name for m in aggregator.roster.devices} == {"dev-00", "dev-01"}
-    for name in staged.devices:
-        member = DeviceMembership(staged.device_dir(name))
-        assert member.name == name
+    assert [DeviceMembership(staged.device_dir(name)).name for name in staged.devices] == ["dev-00", "dev-01"]
     assert staged.fleet.name == "lab"
+    assert staged.log_of("dev-00") == staged.root / "logs" / "dev-00.log" != staged.log_of("dev-01")
 
 
 def test_a_copy_is_a_fleet_of_its_own(staged, tmp_path):

@@ -18,16 +18,12 @@ def pair(n=2, inputs=3, y=None):
 
 
 def test_inputs_become_float32():
-    """Inputs become float32 and classes int64."""
+    """Inputs become float32 and classes int64; embeddings take whole numbers and regressions floats."""
     population = converted({"train": ([[1, 2], [3, 4]], [True, False])})
     (shard,) = population.train
     assert (shard.x.dtype, shard.y.dtype) == (np.float32, np.int64)
     assert (shard.x.tolist(), shard.y.tolist()) == ([[1, 2], [3, 4]], [1, 0])
     assert (len(population.validation[0]), len(population.test[0])) == (0, 0)
-
-
-def test_embeddings_take_whole_numbers():
-    """Embeddings take whole numbers and regressions floats."""
     (words,) = converted({"train": (np.array([[1.0, 2.0]]), [[3.0, 4.0]])}, kind="sequence", integer_inputs=True).train
     assert (words.x.dtype, words.y.dtype) == (np.int64, np.int64)
     (numbers,) = converted({"train": ([[1]], [2])}, kind="regression").train
@@ -35,16 +31,12 @@ def test_embeddings_take_whole_numbers():
 
 
 def test_devices_stay_in_order():
-    """Devices stay in order and keep their shares."""
-    population = converted({"train": pair(1), "test": pair(4)}, {"train": pair(2), "validation": pair(3), "test": None})
+    """Devices stay in order and keep their shares; an empty one is ([], []), as a caller's own split leaves it."""
+    first = {"train": pair(1), "validation": ([], []), "test": pair(4)}
+    population = converted(first, {"train": pair(2), "validation": pair(3), "test": None})
     assert [len(s) for s in population.train] == [1, 2]
     assert [len(s) for s in population.validation] == [0, 3]
     assert [len(s) for s in population.test] == [4, 0]
-
-
-def test_an_empty_share_needs_no_shape():
-    """As a caller's own split leaves it: ([], [])."""
-    assert len(converted({"train": pair(), "test": ([], [])}).test[0]) == 0
 
 
 @pytest.mark.parametrize("partitions", [[], {"train": 1}, 3, iter([])])
@@ -121,16 +113,17 @@ def test_a_partition_that_is_off_is_named(partition, error, message, hint):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
-def test_label_beyond_int64_is_refused():
-    """A label beyond int64 is refused without a warning."""
-    with pytest.raises(DataError, match="partition 0, train: y holds numbers that are not whole"):
-        converted({"train": (np.ones((1, 3)), [1e300])})
-
-
-def test_unequal_rows_are_no_array():
-    """Rows of different lengths are no array."""
-    with pytest.raises(DataError, match="partition 0, train: x is no array: "):
-        converted({"train": ([[1, 2], [3]], [0, 1])})
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ((np.ones((1, 3)), [1e300]), "partition 0, train: y holds numbers that are not whole"),
+        (([[1, 2], [3]], [0, 1]), "partition 0, train: x is no array: "),
+    ],
+    ids=["a label beyond int64", "rows of different lengths"],
+)
+def test_what_numpy_warns_of_is_refused(share, message):
+    with pytest.raises(DataError, match=message):
+        converted({"train": share})
 
 
 @pytest.mark.parametrize(

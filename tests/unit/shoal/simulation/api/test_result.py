@@ -82,27 +82,27 @@ def test_extras_that_are_missing_are_named(monkeypatch, module, extra, use):
     assert f"shoal[{extra}]" in caught.value.hint
 
 
-def test_figure_shows_measured_rounds():
-    """The figure shows the rounds that have a figure."""
+UNTESTED = [dataclasses.replace(r, accuracy=None) for r in HISTORY]
+
+
+@pytest.mark.parametrize(
+    ("changes", "panels"),
+    [
+        ({}, {"accuracy": ([1, 3], [0.5, 0.75]), "loss": ([2, 3], [0.7, 0.6])}),
+        ({"accuracy": None}, {"test loss": ([1, 2, 3], [0.9, 0.8, 0.4]), "loss": ([2, 3], [0.7, 0.6])}),
+        ({"history": UNTESTED}, {"loss": ([2, 3], [0.7, 0.6])}),
+    ],
+    ids=["classification", "regression", "never tested"],
+)
+def test_figure_shows_measured_rounds(changes, panels):
+    """The figure has a panel for each quantity that was measured, and shows the rounds that have a figure."""
     pytest.importorskip("matplotlib")
-    accuracy, loss = result().plot().axes
-    assert (accuracy.get_ylabel(), loss.get_ylabel()) == ("accuracy", "loss")
-    assert (accuracy.lines[0].get_xdata().tolist(), accuracy.lines[0].get_ydata().tolist()) == ([1, 3], [0.5, 0.75])
-    assert (loss.lines[0].get_xdata().tolist(), loss.lines[0].get_ydata().tolist()) == ([2, 3], [0.7, 0.6])
-
-
-def test_a_regression_shows_its_test_loss():
-    pytest.importorskip("matplotlib")
-    axes = result(accuracy=None).plot().axes
-    assert [a.get_ylabel() for a in axes] == ["test loss", "loss"]
-    assert axes[0].lines[0].get_ydata().tolist() == [0.9, 0.8, 0.4]
-
-
-def test_unmeasured_quantity_has_no_panel():
-    """A quantity that was never measured has no panel."""
-    pytest.importorskip("matplotlib")
-    untested = [dataclasses.replace(r, accuracy=None) for r in HISTORY]
-    assert [a.get_ylabel() for a in result(history=untested).plot().axes] == ["loss"]
+    drawn = {
+        a.get_ylabel(): tuple(values.tolist() for values in a.lines[0].get_data())
+        for a in result(**changes).plot().axes
+    }
+    assert drawn == panels
+    assert list(drawn) == list(panels)
 
 
 def test_finish_runs_once_when_asked():

@@ -122,14 +122,6 @@ def test_later_devices_are_unknown_before(algorithm):
     assert figures(before) == figures(result)[:2]
 
 
-def test_impossible_arrivals_are_refused():
-    """An unknown device, and no device in round 1."""
-    with pytest.raises(ConfigError, match="dev-0010"):
-        run("fedavg", arrivals={"dev-0010": 2})
-    with pytest.raises(ConfigError, match="no device is there"):
-        run("fedavg", arrivals=dict.fromkeys(population().names, 2))
-
-
 def test_other_starts_rounds_are_apart():
     """Three starts of three rounds: the best one's rounds are counted from 1, with the accuracy of its own models."""
     result = run(settings={"k": "2", "restarts": "3", "restart_rounds": "3"}, rounds=6)
@@ -214,11 +206,20 @@ def test_updates_beyond_limit_are_left_out():
     )
 
 
-def test_deferred_sums_refused_if_read():
-    """Deferred sums are refused where single updates are read."""
-    with pytest.raises(ConfigError, match="deferred sums hold no single updates"):
-        run("fedavg", deferred=True)
-    assert run("fedavg", rounds=1, deferred=True, robust="off").history
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"k": "2"}, {}, "no setting"),
+        ({}, {"arrivals": {"dev-0010": 2}}, "dev-0010"),
+        ({}, {"arrivals": dict.fromkeys(population().names, 2)}, "no device is there"),
+        ({}, {"deferred": True}, "deferred sums hold no single updates"),
+        ({}, {"participation": 0.2, "min_contributors": 3}, "2 devices take part in a round, and a mean takes 3"),
+    ],
+)
+def test_unfit_options_are_refused(settings, options, message):
+    """The strategy checks a simulated run as it checks a signed one."""
+    with pytest.raises(ConfigError, match=message):
+        run("fedavg", settings, **options)
 
 
 def test_attackers_uploads_are_named():
@@ -243,12 +244,6 @@ def test_attackers_uploads_are_named():
         tamper=lambda given, _: [dataclasses.replace(given[0], norm=1e3 * given[0].norm), *given[1:]],
     )
     assert list(giant.history[0].refused_norm) == [data.names[0]]
-
-
-def test_unfit_settings_are_refused():
-    """The strategy checks a simulated run as it checks a signed one."""
-    with pytest.raises(ConfigError, match="no setting"):
-        run("fedavg", {"k": "2"})
 
 
 def torch_order(vector):
@@ -287,12 +282,6 @@ def test_standing_cluster_is_an_event(monkeypatch):
     assert event in still.history[2].events
     moved = run("one-shot", {"k": "2"}, data=data, rounds=6, min_contributors=2)
     assert STANDS_STILL not in {event.kind for _, event in moved.events}
-
-
-def test_round_of_too_few_is_refused():
-    """A round of fewer devices than a mean takes is refused."""
-    with pytest.raises(ConfigError, match="2 devices take part in a round, and a mean takes 3"):
-        run("fedavg", participation=0.2, min_contributors=3)
 
 
 @pytest.mark.parametrize("case", WITNESSED)

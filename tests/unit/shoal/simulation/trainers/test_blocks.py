@@ -48,26 +48,23 @@ def test_parts_keep_padding_small():
         assert sizes[part].max() <= 2 * max(sizes[part].min(), 8)
 
 
-def test_padding_has_no_weight():
-    """Shorter devices are padded with zeros of no weight."""
-    block = shelf_of(3, 1, 2).block(np.array([2, 0]))
-    assert block.x[..., 0].tolist() == [[200, 201, 0], [0, 1, 2]]
-    assert block.y.tolist() == [[2, 2, 0], [0, 0, 0]]
-    assert block.lengths.tolist() == [2, 3]
-    assert block.padded
-    np.testing.assert_allclose(block.weights().numpy(), [[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]])
-
-
-def test_empty_device_has_no_weight():
-    """Its mean would divide by zero."""
-    assert shelf_of(2, 0).block(np.array([1, 0])).weights().tolist() == [[0, 0], [0.5, 0.5]]
-
-
-def test_equal_devices_keep_the_order():
-    """A block of equal devices has the order that was asked for."""
-    block = shelf_of(2, 2, 2).block(np.array([2, 0]))
-    assert block.x[..., 0].tolist() == [[200, 201], [0, 1]]
-    assert not block.padded
+@pytest.mark.parametrize(
+    ("sizes", "x", "y", "weights"),
+    [
+        ((3, 1, 2), [[200, 201, 0], [0, 1, 2]], [[2, 2, 0], [0, 0, 0]], [[0.5, 0.5, 0], [1 / 3] * 3]),
+        # Its mean would divide by zero.
+        ((2, 1, 0), [[0, 0], [0, 1]], [[0, 0], [0, 0]], [[0, 0], [0.5, 0.5]]),
+        ((2, 2, 2), [[200, 201], [0, 1]], [[2, 2], [0, 0]], [[0.5, 0.5], [0.5, 0.5]]),
+    ],
+    ids=["shorter", "empty", "equal"],
+)
+def test_padding_has_no_weight(sizes, x, y, weights):
+    """Devices stand in the order that was asked for; shorter ones are padded with zeros of no weight."""
+    block = shelf_of(*sizes).block(np.array([2, 0]))
+    assert (block.x[..., 0].tolist(), block.y.tolist()) == (x, y)
+    assert block.lengths.tolist() == [sizes[2], sizes[0]]
+    assert block.padded == (sizes[2] != sizes[0])
+    np.testing.assert_allclose(block.weights().numpy(), weights)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 1, 3)])
@@ -94,16 +91,17 @@ def test_other_shapes_are_refused():
         Shelf(shards)
 
 
-def test_equal_parts_keep_the_order():
-    """Parts of equal devices follow the order given."""
-    parts = shelf_of(3, 3, 3, 3, 3).parts(np.array([4, 0, 3]), Limits(2, 100))
-    assert [p.tolist() for p in parts] == [[4, 0], [3]]
-    assert shelf_of(3).parts(np.array([], np.int64), Limits(2, 100)) == []
-
-
-def test_large_device_is_a_part_of_its_own():
-    """A device beyond the limit of samples is a part of its own."""
-    assert [p.tolist() for p in shelf_of(30, 2, 2).parts(np.arange(3), Limits(9, 10))] == [[0], [1, 2]]
+@pytest.mark.parametrize(
+    ("sizes", "ids", "limits", "parts"),
+    [
+        ((3, 3, 3, 3, 3), [4, 0, 3], Limits(2, 100), [[4, 0], [3]]),
+        ((3,), [], Limits(2, 100), []),
+        ((30, 2, 2), [0, 1, 2], Limits(9, 10), [[0], [1, 2]]),
+    ],
+    ids=["equal devices in order", "none", "a large one alone"],
+)
+def test_parts_of_devices(sizes, ids, limits, parts):
+    assert [p.tolist() for p in shelf_of(*sizes).parts(np.array(ids, np.int64), limits)] == parts
 
 
 def test_most_steps_come_first():

@@ -80,40 +80,24 @@ def test_plain_step_moves_active_devices():
     assert [c.flatten().tolist() for c in made.changes()] == [pytest.approx([-0.2, 0.0])] * 2
 
 
-def test_proximal_term_pulls_back():
-    """The second step's pull is mu times the distance of the first: 0.1 (2 - 0.5 * 0.2) = 0.19."""
-    made = descent(prox_mu=0.5)
-    step(made)
-    step(made)
-    for part in made.params:
-        assert part.flatten().tolist() == pytest.approx([0.61, 0.61])
-
-
-def test_proximal_term_comes_before_clipping():
-    """The first step is clipped alone; in the second the pull is part of the gradient that is clipped to length 1."""
-    made = descent(prox_mu=0.5, clip=1.0)
-    step(made)
-    step(made)
-    assert made.changes()[0].flatten().tolist() == pytest.approx([-0.2 / 2**0.5] * 2)
-
-
-def test_clipping_only_shortens():
-    """Clipping is by the norm over all parameters and shortens only."""
-    made = descent(clip=1.0)
-    step(made)
-    assert made.changes()[0].flatten().tolist() == pytest.approx([-0.1 / 2**0.5] * 2)
-    short = descent(clip=9.0)
-    step(short)
-    assert short.changes()[0].flatten().tolist() == pytest.approx([-0.2] * 2)
-
-
-def test_momentum_adds_up_after_clipping():
-    """Steps of 0.2 and 0.2 + 0.5 * 0.2."""
-    made = descent(momentum=0.5)
-    step(made)
-    step(made)
-    assert made.changes()[0].flatten().tolist() == pytest.approx([-0.5] * 2)
-    clipped = descent(momentum=0.5, clip=1.0)
-    step(clipped)
-    step(clipped)
-    assert clipped.changes()[0].flatten().tolist() == pytest.approx([-0.25 / 2**0.5] * 2)
+@pytest.mark.parametrize(
+    ("changes", "steps", "moved"),
+    [
+        # The second step's pull is mu times the distance of the first: 0.1 (2 - 0.5 * 0.2) = 0.19.
+        ({"prox_mu": 0.5}, 2, 0.39),
+        # The first step is clipped alone; in the second the pull is part of the gradient that is clipped to length 1.
+        ({"prox_mu": 0.5, "clip": 1.0}, 2, 0.2 / 2**0.5),
+        # By the norm over all parameters; clipping shortens only.
+        ({"clip": 1.0}, 1, 0.1 / 2**0.5),
+        ({"clip": 9.0}, 1, 0.2),
+        # Steps of 0.2 and 0.2 + 0.5 * 0.2, added up after clipping.
+        ({"momentum": 0.5}, 2, 0.5),
+        ({"momentum": 0.5, "clip": 1.0}, 2, 0.25 / 2**0.5),
+    ],
+)
+def test_recipe_of_a_step(changes, steps, moved):
+    made = descent(**changes)
+    for _ in range(steps):
+        step(made)
+    assert [c.flatten().tolist() for c in made.changes()] == [pytest.approx([-moved] * 2)] * 2
+    assert [p.flatten().tolist() for p in made.params] == [pytest.approx([1 - moved] * 2)] * 2

@@ -102,27 +102,26 @@ def test_parameters_are_views_of_theta():
     assert [tuple(p.shape) for p in unflatten(network, theta[0])] == list(network.shapes)
 
 
-def test_losses_of_classes_are_cross_entropy():
-    """Losses of classes are cross entropy and ties go to the first."""
-    outputs = torch.tensor([[0.0, 0.0], [0.0, 3.0]])
-    losses, right = sample_losses("classification", outputs, torch.tensor([1, 1]))
-    assert losses.tolist() == pytest.approx([math.log(2), math.log(1 + math.exp(-3))])
-    assert right.tolist() == [0, 1]
-
-
-def test_sequence_has_mean_loss():
-    """A sequences loss is the mean and its answers the sum over positions."""
-    outputs = torch.tensor([[[9.0, 0.0], [0.0, 0.0], [0.0, 9.0]]])
-    losses, right = sample_losses("sequence", outputs, torch.tensor([[0, 1, 1]]))
-    assert losses.tolist() == pytest.approx([(2 * math.log(1 + math.exp(-9)) + math.log(2)) / 3])
-    assert right.tolist() == [2]
-
-
-def test_numbers_have_squared_errors():
-    """Numbers have squared errors and no right answers."""
-    losses, right = sample_losses("regression", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 5.0]))
-    assert losses.tolist() == [0, 9]
-    assert right.tolist() == [0, 0]
+@pytest.mark.parametrize(
+    ("kind", "outputs", "y", "losses", "right"),
+    [
+        # Ties go to the first.
+        ("classification", [[0.0, 0.0], [0.0, 3.0]], [1, 1], [math.log(2), math.log(1 + math.exp(-3))], [0, 1]),
+        (
+            "sequence",
+            [[[9.0, 0.0], [0.0, 0.0], [0.0, 9.0]]],
+            [[0, 1, 1]],
+            [(2 * math.log(1 + math.exp(-9)) + math.log(2)) / 3],
+            [2],
+        ),
+        ("regression", [1.0, 2.0], [1.0, 5.0], [0, 9], [0, 0]),
+    ],
+)
+def test_losses_of_samples(kind, outputs, y, losses, right):
+    """Cross entropy of classes, its mean over the positions of a sequence, and squared errors without right answers."""
+    found, counted = sample_losses(kind, torch.tensor(outputs), torch.tensor(y))
+    assert found.tolist() == pytest.approx(losses)
+    assert counted.tolist() == right
 
 
 def test_tensors_share_memory():
