@@ -261,15 +261,6 @@ def test_without_a_next_round_it_ends(place, monkeypatch):
     assert caught.value is FULL
 
 
-def test_failing_disk_declines_at_once(place, monkeypatch):
-    """A disk that fails while a round waits for us declines it at once."""
-    place.announce(nonce=b"a" * 16)
-    place.disk_fails(monkeypatch)
-    with pytest.raises(StorageError):
-        place.hear(TOPICS.plan, b"x")
-    assert place.declines() == [(b"a" * 16, DeclineReason.DISK)]
-
-
 def test_closing_device_says_goodbye(place):
     """A device that closes stops its work says goodbye and disconnects."""
     place.runtime.close()

@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import threading
 import time
 from types import SimpleNamespace
 
@@ -221,32 +220,6 @@ def test_killed_at_any_change_of_the_disk(tmp_path):
     assert {run for run, _ in outcomes} == {2, 3}
     assert {run for _, run in outcomes} == {None, 1}
     assert cuts > 9
-
-
-def test_readers_find_pairs_in_all_changes(directory):
-    """Readers who resolve the link first always find two files that belong together."""
-    put_in_use(directory, 1)
-    ended, seen, wrong = threading.Event(), set(), []
-
-    def read():
-        while not ended.is_set():
-            try:
-                seen.add(pair(directory)["run"])
-            except FileNotFoundError:
-                continue  # two models came in between
-            except AssertionError as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for run in range(2, 12):
-        put_in_use(directory, run)
-    ended.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert len(seen) > 1
 
 
 # -- The operator's program for new models: what it is given, when it runs, and how it can fail without harm --

@@ -256,20 +256,6 @@ def test_skipped_rounds_can_not_be_taken(store):
     assert take(store, 6).content == expected_keys(6).content
 
 
-def test_keys_go_with_their_rounds_step(directory, store):
-    """Keys are erased with the step of their round."""
-    secrets = []
-    for round_ in (1, 2, 3):
-        keys = take(store, round_)
-        secrets += [keys.mask.reveal(), keys.content]
-        assert all(secret in contents(directory) for secret in secrets[-2:]), "the search finds what is there"
-        close(store, round_)
-        assert not any(secret in contents(directory) for secret in secrets)
-        assert not store.has_keys(round_)
-    with pytest.raises(IntegrityError):
-        take(store, 2)
-
-
 def test_keys_that_wait_for_checkpoint_stay(directory, store):
     """Keys of rounds that wait for a checkpoint stay."""
     for round_ in (1, 2, 3):

@@ -70,16 +70,6 @@ def test_device_adds_the_mean_of_each_round(scene, models):
     assert resumed._store.pending.keys() == {4, 5}, "they are needed for the updates and means of two rounds"
 
 
-def test_missing_one_round_changes_no_bit(scene, models):
-    """Devices that missed no round and one hold the same bits."""
-    steps = to_round(scene, models, 2, names=("dev-1", "dev-2"))
-    steps = to_round(scene, {"dev-3": models["dev-3"]}, 1, names=("dev-3",)) and steps
-    announced = scene.announcement(3, steps=steps, statements=statements(scene, models, 2, ("dev-1", "dev-2")))
-    for held in models.values():
-        scene.serve(held, announced)
-    assert len({held.states.held[StateId(0, 2)].digest for held in models.values()}) == 1
-
-
 def test_odd_rounds_are_made_again(scene, models):
     """After a restart in an odd round a device knows its transcript, and applies the means of two rounds to the same bits."""
     steps = to_round(scene, models, 3)

@@ -43,29 +43,6 @@ def assert_same_models(one, other, tolerance=0.0):
         np.testing.assert_allclose(theta, other.thetas[model], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings", "deferred"),
-    [
-        ("fedavg", {}, False),
-        ("fedavg", {}, True),
-        ("ifca", {"k": "2"}, False),
-        ("ifca", {"k": "2"}, True),
-        ("cfl", {}, False),
-    ],
-)
-def test_a_mask_changes_nothing(algorithm, settings, deferred):
-    """The same clusters, histories and, bit for bit, the same models under a permutation as in the clear."""
-    robust = "off" if deferred else "filter"
-    clear = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust)
-    masked = run(algorithm, settings, local=MINI, deferred=deferred, robust=robust, mode="permutation")
-    assert masked.workforce.models.key_id != clear.workforce.models.key_id
-    assert masked.clusters == clear.clusters
-    for a, b in zip(figures(clear), figures(masked), strict=True):
-        assert dataclasses.replace(b, norms=None) == dataclasses.replace(a, norms=None)
-        np.testing.assert_allclose(b.norms or (), a.norms or (), rtol=1e-6)
-    assert_same_models(masked, clear)
-
-
 @pytest.mark.parametrize("local", [FULL, MINI], ids=["full", "mini"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "ifca"])
 def test_every_trainer_gives_the_same_run(algorithm, local):
