@@ -79,11 +79,6 @@ def test_finish_is_in_the_runs_scale(tmp_path, niceness):
     assert inference.choose(folder).evaluate(tmp_path / "d.npz").accuracy > 0.5
 
 
-def test_a_weight_adds_dittos_model(folder, source, niceness):
-    _, choice = finishing.personalise(EdgeConfig(folder, source, personal="0.5"))
-    assert [fit.name for fit in choice.fits] == ["cluster", "1", "3", "10", "ditto", "alone"]
-
-
 def test_other_samples_change_the_choice(folder, tmp_path, niceness):
     """Samples on which the cluster's model is always right: nothing is clearly better."""
     x = grouped_data(4, 2)[NAME].x

@@ -188,19 +188,6 @@ def test_cleared_message_is_ignored(place, caplog):
     assert len(reasons(caplog)) == 1
 
 
-def test_unknown_run_is_asked_for(place):
-    """An announcement without its run is held and the run is asked for again."""
-    place.announce()
-    place.line.filters.clear()
-    for now_s in range(1, 20):
-        place.runtime.tick(float(now_s))
-    assert set(place.line.filters) == {f"{TOPICS.round}/#"}
-    place.announce(now_s=20.0)
-    assert f"{TOPICS.plan}/#" in place.line.filters, "it is lost: the broker sends in order"
-    assert place.worker.jobs == []
-    assert place.declines() == []
-
-
 def test_revoked_device_sends_nothing(place):
     """A revoked device ignores all events and sends nothing."""
     place.parties.owner.revoke("dev-1")

@@ -20,6 +20,7 @@ from edge_client.learning.evaluation import of_numbers
         ({"ended": {"1": None}}, ["ended run 1: "]),
         ({"ended": 7}, ["ended: 7"]),
         ({"ended": {}}, []),
+        ({"warnings": ["a; b", "c; d"]}, ["warning: a; b", "warning: c; d"]),
     ],
 )
 def test_each_figure_is_a_line(figures, lines):
@@ -64,7 +65,3 @@ def test_errors_of_numbers_are_two_lines():
         "mean squared error 2 on 2 samples; of the mean label 2.25",
         "mean absolute error 1; of the mean label 1.5",
     ]
-
-
-def test_warnings_have_lines_of_their_own():
-    assert status.status_lines({"warnings": ["a; b", "c; d"]}) == ["warning: a; b", "warning: c; d"]

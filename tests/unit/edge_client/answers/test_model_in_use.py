@@ -18,7 +18,7 @@ from edge_client.run.finishing import back_to_cluster
 from edge_client.storage.finished_models import CandidateFit, FinishedModels, PersonalChoice
 from edge_client.storage.state import ON_MODEL_FILE, load_json
 from shoal.digests import sha256
-from shoal.errors import ConfigError, IntegrityError, StorageError, TaskError
+from shoal.errors import ConfigError, IntegrityError, TaskError
 from shoal.util.files import exclusive
 from tests.helpers import own_trainers
 from tests.helpers.models_in_use import NAMED, finish, theta_of
@@ -181,15 +181,14 @@ def test_damaged_models_leave_the_one_before(directory):
     assert run_of(directory) == 1
 
 
-def test_one_writer_at_a_time(directory, monkeypatch):
+def test_system_errors_are_ours(directory, monkeypatch):
+    """Also of two writers at a time."""
     monkeypatch.setattr("edge_client.answers.model_in_use.WAIT_S", 0.0)
     put_in_use(directory, 1)
     with exclusive(directory / "in-use", wait_s=0, hint=""), pytest.raises(ConfigError, match="in use by another"):
         publish(directory)
-
-
-def test_system_errors_are_ours(directory):
-    finish(directory, 1)
+    finish(directory, 2)
+    (directory / "model.json").unlink()
     (directory / "model.json").mkdir()
     (directory / "model.json" / "x").touch()
     with pytest.raises(ConfigError, match="can't write"):
@@ -295,7 +294,8 @@ def test_program_gets_paths_and_run(device, monkeypatch):
     assert f"PATH={os.environ['PATH']}" in found
 
 
-def test_models_are_published_without_one(device):
+def test_models_are_published_without_one(device, monkeypatch):
+    """And not read again while they are settled."""
     models = ModelInUse(device.directory, None)
     assert not models.keep_up(0.0)
     before = now_in_use(device)
@@ -303,6 +303,10 @@ def test_models_are_published_without_one(device):
     assert not models.keep_up(0.0)
     assert now_in_use(device) not in (None, before)
     assert not (device.directory / ON_MODEL_FILE).exists()
+    os.utime(device.directory / "finished", ns=(1, 1))
+    models.keep_up(0.0)
+    monkeypatch.setattr(model_in_use, "publish", lambda _: pytest.fail("it was read again"))
+    models.keep_up(1.0)
 
 
 def test_newest_wins_and_one_runs_at_a_time(device):
@@ -395,28 +399,6 @@ def test_a_change_in_the_same_tick_is_seen(device, monkeypatch):
     os.utime(folder, ns=(before, before))
     settle(models)
     assert runs(device) == [1, 2]
-
-
-def test_settled_models_are_not_read_again(device, monkeypatch):
-    models = ModelInUse(device.directory, None)
-    os.utime(device.directory / "finished", ns=(1, 1))
-    models.keep_up(0.0)
-    monkeypatch.setattr(model_in_use, "publish", lambda _: pytest.fail("it was read again"))
-    models.keep_up(1.0)
-
-
-def test_full_disk_leaves_the_model_before(device, monkeypatch, caplog):
-    """The device itself stops at its own next write."""
-
-    def full(_directory):
-        raise StorageError("can't write: No space left on device")
-
-    models = settled(device)
-    monkeypatch.setattr(model_in_use, "publish", full)
-    finish(device.directory, 2)
-    settle(models)
-    assert "the model in use can't be replaced" in caplog.text
-    assert runs(device) == [1]
 
 
 def test_nothing_finished_runs_nothing(device, tmp_path):

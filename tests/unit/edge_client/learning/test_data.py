@@ -53,22 +53,6 @@ def test_directory_is_read_in_name_order(tmp_path):
     np.testing.assert_array_equal(load(tmp_path, TASK).x, x)
 
 
-@pytest.mark.parametrize("header", ["", "a,b,c,d,label\n", "a,b,c,d,e\n"])
-def test_csv_with_and_without_header(tmp_path, header):
-    (tmp_path / "d.csv").write_text(header + "1,2,3,4,0\n\n5,6,7,8.5,2\n")
-    batch = load(tmp_path / "d.csv", TASK)
-    np.testing.assert_array_equal(batch.x, np.array([[1, 2, 3, 4], [5, 6, 7, 8.5]], np.float32))
-    np.testing.assert_array_equal(batch.y, [0, 2])
-
-
-def test_csv_label_may_stand_anywhere(tmp_path):
-    """Csv label by header may stand anywhere."""
-    (tmp_path / "d.csv").write_text("a,Label,b,c,d\n1,2,3,4,5\n")
-    batch = load(tmp_path / "d.csv", TASK)
-    np.testing.assert_array_equal(batch.x, [[1, 3, 4, 5]])
-    np.testing.assert_array_equal(batch.y, [2])
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("whole_folder", [True, False])
 def test_idx_is_scaled_to_one(tmp_path, suffix, whole_folder):

@@ -77,11 +77,6 @@ def test_pickled_object_is_refused(tmp_path):
     assert not ran.exists()
 
 
-def test_a_missing_file_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="none"):
-        read_npz(tmp_path / "none")
-
-
 def test_rows_are_named_as_the_reader_knows(tmp_path):
     """Rows and columns are named by what the reader knows."""
     raw = Raw(np.zeros((2, 2)), np.zeros(2), tmp_path, columns=("area",), rows=("a.png", "b.png"))

@@ -92,24 +92,6 @@ def test_rows_are_named_by_their_lines(tmp_path):
     assert [raw.row_name(i) for i in range(3)] == ["line 3", "line 5", "line 6"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,0\n1,2\n", "d.csv, line 2: 2 columns instead of 3"),
-        ("a,b\n1,0\nx,0\n", "d.csv, line 3, column 1: 'x' is not a number"),
-        ("1,0\n1," + "y" * 50 + "\n", f"d.csv, line 2, column 2: '{'y' * 40}' is not a number"),
-        ("a,b\n", "d.csv holds no sample"),
-        ("", "d.csv holds no sample"),
-        ("1\n2\n", "d.csv has one column; it needs features and a label"),
-    ],
-)
-def test_bad_table_is_refused_with_its_line(tmp_path, text, message):
-    """A table that is none is refused with its line."""
-    with pytest.raises(DataError) as caught:
-        table(tmp_path, text)
-    assert str(caught.value) == f"{tmp_path}/{message}"
-
-
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'"' + b"1" * 200_000 + b'"'], ids=["no UTF-8", "a huge field"])
 def test_no_text_table_is_refused(tmp_path, data):
     """A file that is no text table is refused."""
@@ -171,6 +153,12 @@ def test_missing_columns_are_refused(tmp_path, header, spec, message, hint):
             "",
         ),
         ("1,2,0\n1,2,cat\n", BARE, "'cat' is not a number", "--labels"),
+        (
+            "1,0\n1," + "y" * 50 + "\n",
+            TableSpec(1),
+            f"d.csv, line 2, column 2: '{'y' * 40}' is not a number",
+            "--labels",
+        ),
         ("1,2,NA\n", BARE, "'NA' is no label", ""),
         *(
             (f"a;b;label\n2.5;{cell};0\n", BARE, "is not a number", hint)

@@ -198,41 +198,60 @@ GAINS = np.array([0.2, 0.4, 0.6, -0.1])
 """Of the second model's loss on four samples, before training; after it there is none."""
 
 
+BOTH, RARE = np.array([0.3, 0.3]), np.array([0, 0, 0, 1])
+
+
 @pytest.mark.parametrize(
-    ("labels", "untrained", "even"),
+    ("before", "after", "labels", "margins"),
     [
-        (np.array([0, 0, 1, 1]), 0.275, 0.275),
-        (np.array([0, 0, 0, 1]), 0.15, 0.15),
-        (np.array([1, 1, 0, 1]), 0.275, 0.3833),
-        (np.array([0.0, 0.0, 0.0, 1.0], np.float32), 0.0, 0.0),
-        (np.zeros((4, 3), np.int64), 0.0, 0.0),
+        *(
+            pytest.param([np.ones(4), 1.0 + GAINS], BOTH, labels, (untrained, 0.0, even), id=name)
+            for name, labels, untrained, even in (
+                ("balanced", np.array([0, 0, 1, 1]), 0.275, 0.275),
+                ("a loss on the rare label", RARE, 0.15, 0.15),
+                ("a gain on the rare label", np.array([1, 1, 0, 1]), 0.275, 0.3833),
+                ("targets", RARE.astype(np.float32), 0.0, 0.0),
+                ("sequences", np.zeros((4, 3), np.int64), 0.0, 0.0),
+            )
+        ),
+        # An error of a quarter is the logarithm of 4 better, in any unit.
+        *(
+            pytest.param(
+                [unit * np.array([1.0, 3.0]), unit * np.array([2.0, 6.0])],
+                unit * np.array([1.0, 4.0]),
+                np.zeros(2, np.float32),
+                (0.0, 0.6931, 0.0),
+                id=f"targets in units of {unit}",
+            )
+            for unit in (1e-4, 1.0, 1e4)
+        ),
+        pytest.param(
+            [np.array([1.0, 1.5]), np.array([1.0, np.nan])],
+            np.array([1.0, np.nan]),
+            np.array([0, 1]),
+            (5.0, 5.0, 5.0),
+            id="a control that diverged",
+        ),
     ],
-    ids=["balanced", "a loss on the rare label", "a gain on the rare label", "targets", "sequences"],
 )
-def test_each_label_weighs_alike(labels, untrained, even):
+def test_each_label_weighs_alike(before, after, labels, margins):
     """Before training each label has equal weight, in the first figure where that is less."""
-    margins = trial_margins([np.ones(4), 1.0 + GAINS], np.array([0.3, 0.3]), labels)
-    assert margins == (untrained, 0.0, even)
+    assert trial_margins(before, after, labels) == margins
 
 
-@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
-def test_margins_have_no_unit_of_targets(unit):
-    """An error of a quarter is the logarithm of 4 better."""
-    before, targets = [unit * np.array([1.0, 3.0]), unit * np.array([2.0, 6.0])], np.zeros(2, np.float32)
-    assert trial_margins(before, unit * np.array([1.0, 4.0]), targets) == (0.0, 0.6931, 0.0)
-    assert reported_margins(unit * np.array([1.0, 4.0, 0.25]), squared=True) == (0.0, 1.3863, -1.3863)
-
-
-def test_margins_of_unusual_losses():
-    """Errors of zero or infinity and losses below zero have margins."""
-    assert reported_margins(np.array([0.0, 1e-9, 0.0]), squared=True) == (0.0, 5.0, 0.0)
-    assert reported_margins(np.array([1.0, np.inf, np.nan]), squared=True) == (0.0, 5.0, 5.0)
-    assert reported_margins(np.array([-2.0, -1.5]), squared=True) == (0.0, 0.5), "likelihoods of the task's own loss"
-
-
-def test_a_control_that_diverged_is_worse():
-    fine, broken = np.array([1.0, 1.5]), np.array([1.0, np.nan])
-    assert trial_margins([fine, broken], np.array([1.0, np.nan]), np.array([0, 1])) == (5.0, 5.0, 5.0)
+@pytest.mark.parametrize(
+    ("losses", "margins"),
+    [
+        *((unit * np.array([1.0, 4.0, 0.25]), (0.0, 1.3863, -1.3863)) for unit in (1e-4, 1.0, 1e4)),
+        ([0.0, 1e-9, 0.0], (0.0, 5.0, 0.0)),
+        ([1.0, np.inf, np.nan], (0.0, 5.0, 5.0)),
+        # Likelihoods of the task's own loss.
+        ([-2.0, -1.5], (0.0, 0.5)),
+    ],
+)
+def test_margins_of_squared_errors(losses, margins):
+    """They have no unit; errors of zero or infinity and losses below zero have margins too."""
+    assert reported_margins(np.array(losses), squared=True) == margins
 
 
 def test_margins_are_clipped_and_rounded(context):

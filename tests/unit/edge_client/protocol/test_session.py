@@ -132,20 +132,15 @@ def test_refused_run_is_declined(driver):
 
 
 def test_late_device_fetches_a_checkpoint(driver):
-    """A device that begins late fetches a checkpoint."""
+    """A device that begins late fetches a checkpoint, and declines while there is none yet."""
     driver.tell(io.RunNeedsCheckpoint(PLAN))
     assert driver.hear(channels.ANNOUNCEMENT, ANNOUNCED) == (io.LocateCheckpoint(ANNOUNCED),)
+    driver.tell(io.CheckpointLocated(ANNOUNCED, ()))
+    assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.STATE)]
     driver.tell(io.CheckpointLocated(ANNOUNCED, ("b", "a")))
     assert driver.take(io.Subscribe) == [io.Subscribe(TopicKind.MODEL, "a"), io.Subscribe(TopicKind.MODEL, "b")]
     model = io.ModelTransfer("a", b"1" * 16, memoryview(b""))
     assert driver.hear(channels.CHECKPOINT, model) == (io.BeginWithCheckpoint(model),)
-
-
-def test_without_checkpoint_yet_it_declines(driver):
-    driver.tell(io.RunNeedsCheckpoint(PLAN))
-    driver.hear(channels.ANNOUNCEMENT, ANNOUNCED)
-    driver.tell(io.CheckpointLocated(ANNOUNCED, ()))
-    assert driver.take(io.SendDecline) == [io.SendDecline(ANNOUNCED, DeclineReason.STATE)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the round

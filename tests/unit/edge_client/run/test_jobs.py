@@ -400,6 +400,12 @@ def test_no_training_before_statistics(bounded):
         bounded.factory.job(announcement(), TRAINING, {}, Offering())
 
 
+def test_a_task_without_them_gives_none(place):
+    place.factory.follow(place.run())
+    with pytest.raises(UntrustedError, match="which the task does not need"):
+        place.factory.job(announcement(), ASKED, {}, Offering())
+
+
 def test_each_run_has_statistics_of_its_own(bounded):
     mean = statistics_of(raw_share(bounded), BOUNDS, 15)
     bounded.factory.follow(bounded.run())
@@ -407,12 +413,6 @@ def test_each_run_has_statistics_of_its_own(bounded):
     bounded.factory.follow(bounded.run(run=2, run_id=b"n" * 16))
     np.testing.assert_array_equal(shares(bounded).train.x, raw_share(bounded))
     assert bounded.loads == 2
-
-
-def test_a_task_without_them_gives_none(place):
-    place.factory.follow(place.run())
-    with pytest.raises(UntrustedError, match="which the task does not need"):
-        place.factory.job(announcement(), ASKED, {}, Offering())
 
 
 # ---------------------------------------------------------------------------------------------------------- watch
@@ -441,6 +441,13 @@ def do_job(place, round_=1):
     return place.seen[-1]
 
 
+@pytest.fixture
+def first(watched):
+    """The shares of the first job of the place that is watched."""
+    watched.factory.follow(watched.run())
+    return do_job(watched)
+
+
 def test_files_that_have_grown(watched):
     """By their bytes since the samples were read; files that are gone have not grown."""
     assert not watched.factory.has_grown(1), "nothing is read yet"
@@ -453,10 +460,8 @@ def test_files_that_have_grown(watched):
     assert not watched.factory.has_grown(20)
 
 
-def test_appended_rows_count_next_round(watched):
+def test_appended_rows_count_next_round(watched, first):
     """Rows that were appended count in the next round."""
-    watched.factory.follow(watched.run())
-    first = do_job(watched)
     scale = Scales(watched.member.directory).load(FINAL_ID)
     watched.path.write_text("\n".join([*rows(40), *rows(10, seed=1)]))
     second = do_job(watched, 2)
@@ -473,10 +478,8 @@ def reasons(caplog):
     return [str(record.kv["reason"]) for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_damaged_row_is_left_out_until_whole(watched):
+def test_damaged_row_is_left_out_until_whole(watched, first):
     """A damaged row is left out until it is whole."""
-    watched.factory.follow(watched.run())
-    first = do_job(watched)
     watched.path.write_text("\n".join([*rows(40), "1,2"]))
     again = do_job(watched, 2)
     assert again.train.x.tolist() == first.train.x.tolist()
@@ -489,10 +492,8 @@ def test_damaged_row_is_left_out_until_whole(watched):
     assert watched.factory.left_out.count == 0
 
 
-def test_many_damaged_rows_change_nothing(watched, caplog):
+def test_many_damaged_rows_change_nothing(watched, first, caplog):
     """Too many damaged rows leave the samples as they are."""
-    watched.factory.follow(watched.run())
-    first = do_job(watched)
     watched.path.write_text("\n".join([*rows(40), *["1,2"] * 4]))
     assert do_job(watched, 2) is first
     assert "line 41: 2 columns instead of 5" in reasons(caplog)[-1]
@@ -502,10 +503,8 @@ def test_many_damaged_rows_change_nothing(watched, caplog):
     assert len(do_job(watched, 4).train) == 27
 
 
-def test_vanished_data_change_nothing(watched, caplog, monkeypatch):
+def test_vanished_data_change_nothing(watched, first, caplog, monkeypatch):
     """Data that have gone or grown too large leave the samples as they are."""
-    watched.factory.follow(watched.run())
-    first = do_job(watched)
     monkeypatch.setattr(device_data, "MAX_WATCHED_BYTES", 10)
     watched.path.write_text("\n".join(rows(80)))
     assert do_job(watched, 2) is first
@@ -515,15 +514,12 @@ def test_vanished_data_change_nothing(watched, caplog, monkeypatch):
     assert "the data can't be watched" in caplog.text
 
 
-def test_next_run_takes_a_scale_of_its_data(watched):
+def test_next_run_takes_a_scale_of_its_data(watched, first):
     """The next run of a task takes a scale of the data as they are then."""
-    watched.factory.follow(watched.run())
-    do_job(watched)
     watched.path.write_text("\n".join([*rows(40), *("9e4,9e4,9e4,9e4,1",) * 10]))
     watched.factory.follow(watched.run(run=2, run_id=b"n" * 16))
-    stored = Scales(watched.member.directory)
-    assert stored.load(b"n" * 16).means[0] > 1e4
-    assert len(do_job(watched).train) == 30
+    assert Scales(watched.member.directory).load(b"n" * 16).means[0] > 1e4
+    assert (len(first.train), len(do_job(watched).train)) == (24, 30)
 
 
 def test_unwatched_data_are_read_once(place, monkeypatch):

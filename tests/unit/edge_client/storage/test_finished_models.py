@@ -379,12 +379,15 @@ def chosen(store):
 
 
 def test_owners_choice_holds_until_next_run(store):
-    """The owners choice answers until a later run finishes."""
+    """The owners choice answers until a later run finishes or the owner gives it back."""
     for run in (1, 2, 3):
         add(store, run, run / 10)
     assert store.choose(choice(1)) == "run 1's model answers until a later run finishes"
     assert chosen(store) == (1, True)
     assert [d["chosen_by_owner"] for d in store.standing().documents()] == [False, False, True]
+    assert store.choose(choice(0, sequence=8)) == "the device follows its own rule again"
+    assert chosen(store) == (3, False)
+    store.choose(choice(1, sequence=9))
     add(store, 4, 0.9)
     assert chosen(store) == (4, False)
 
@@ -400,14 +403,6 @@ def test_a_choice_is_taken_once(store):
     assert store.choose(choice(3, sequence=6)) is None, "an older one"
     assert store.choose(choice(3, sequence=8)) is not None
     assert chosen(store) == (3, True)
-
-
-def test_the_owner_gives_the_choice_back(store):
-    for run, fits in ((1, 0.2), (2, 0.9), (3, 0.5)):
-        add(store, run, fits)
-    store.choose(choice(1))
-    assert store.choose(choice(0, sequence=8)) == "the device follows its own rule again"
-    assert chosen(store) == (2, False)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,17 @@ def test_no_residual_from_an_older_upload(files):
     assert files.load() == PendingUpload(mark, transfer, sealed, None)
 
 
+def test_power_cut_may_lose_the_residual(directory, files):
+    """The disk may write in any order: the device sends the upload, and adds nothing to the next one."""
+    files.load()
+    mark, transfer, sealed, residual = of_round(0)
+    files.save(mark, transfer, sealed, residual)
+    path = max((directory / name for name in PENDING_FILES), key=lambda p: p.stat().st_size)
+    data = path.read_bytes()
+    write_private(path, data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    assert files.load() == PendingUpload(mark, transfer, sealed, None)
+
+
 def test_kill_at_any_write_leaves_one_round(directory, monkeypatch):
     """Each write is cut off in the middle and before it."""
     files, real = PendingUploadFiles(directory), os.pwrite
@@ -214,18 +225,6 @@ def test_kill_at_any_write_leaves_one_round(directory, monkeypatch):
         assert found in (PendingUpload(*of_round(1)), PendingUpload(*of_round(2)))
         seen.add(found.mark.round - MARK.round)
     assert seen == {1, 2}
-
-
-def test_power_cut_may_lose_the_residual(directory, files):
-    """The disk may write in any order: the device sends the upload, and adds nothing to the next one."""
-    files.load()
-    files.save(*of_round(0))
-    path = max((directory / name for name in PENDING_FILES), key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[-40] ^= 1
-    write_private(path, bytes(data))
-    mark, transfer, sealed, _ = of_round(0)
-    assert files.load() == PendingUpload(mark, transfer, sealed, None)
 
 
 def sealed(payload):

@@ -80,36 +80,34 @@ def test_the_tail_is_the_end_of_the_log(program):
     assert made.tail(2) == "two \N{REPLACEMENT CHARACTER}\nthree"
 
 
-def test_peak_memory_needs_a_live_program(program, tmp_path, monkeypatch):
+STATUS = "Name:\tpython\nVmPeak:\t9999 kB\nVmHWM:\t 51200 kB\n"
+STAT = "4242 (a name) of (its own) S 1 2 3 4 5 6 7 8 9 10 250 30 7777 8888 20 0\n"
+
+
+@pytest.mark.parametrize(
+    ("figure", "file", "text", "value", "over"),
+    [
+        (Program.peak_rss_mb, "status", STATUS, 50, None),
+        (Program.peak_rss_mb, "status", STATUS, 50, "Name:\tpython\nState:\tZ (zombie)\n"),
+        (Program.cpu_s, "stat", STAT, 2.8, None),
+    ],
+    ids=["memory", "memory of a zombie", "time"],
+)
+def test_figures_need_a_live_program(program, tmp_path, monkeypatch, figure, file, text, value, over):
     """A process that is over has no memory in /proc, and no entry there once its exit status was collected."""
-    made = program(Process())
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmPeak:\t9999 kB\nVmHWM:\t 51200 kB\n")
-    read = []
-    monkeypatch.setattr(process_fleet, "Path", lambda path: read.append(path) or status)
-    assert made.peak_rss_mb() == 50
-    assert read == ["/proc/4242/status"]
-    status.write_text("Name:\tpython\nState:\tZ (zombie)\n")
-    for forget in (lambda: None, status.unlink):
-        forget()
-        with pytest.raises(StageError, match="dev-00 has ended") as caught:
-            made.peak_rss_mb()
-        assert str(made.log) in caught.value.hint
-
-
-def test_cpu_time_needs_a_live_program(program, tmp_path, monkeypatch):
-    """Cpu time is of the program and needs it alive."""
-    made = program(Process())
-    stat = tmp_path / "stat"
-    stat.write_text("4242 (a name) of (its own) S 1 2 3 4 5 6 7 8 9 10 250 30 7777 8888 20 0\n")
+    made, read = program(Process()), []
+    (tmp_path / file).write_text(text)
     monkeypatch.setattr(process_fleet, "TICKS", 100)
-    read = []
-    monkeypatch.setattr(process_fleet, "Path", lambda path: read.append(path) or stat)
-    assert made.cpu_s() == 2.8
-    assert read == ["/proc/4242/stat"]
-    stat.unlink()
-    with pytest.raises(StageError, match="dev-00 has ended"):
-        made.cpu_s()
+    monkeypatch.setattr(process_fleet, "Path", lambda path: read.append(path) or tmp_path / file)
+    assert figure(made) == value
+    assert read == [f"/proc/4242/{file}"]
+    if over is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(over)
+    with pytest.raises(StageError, match="dev-00 has ended") as caught:
+        figure(made)
+    assert str(made.log) in caught.value.hint
 
 
 @pytest.fixture(scope="module")

@@ -59,14 +59,6 @@ def test_nodes_that_copy_vectors_are_gone():
     assert found.whole_outputs == ("grad",)
 
 
-def test_parts_give_the_whole_gradient(monkeypatch):
-    """The parts of the gradient are those of the whole graph."""
-    theta = np.arange(D, dtype=np.float32)
-    (parts,), (whole,) = both(model(*CHAIN), monkeypatch, {"theta": theta})
-    np.testing.assert_array_equal(parts, [0, 1, 4, 9, 8, 10])
-    np.testing.assert_array_equal(parts, whole)
-
-
 def test_model_is_read_from_its_own_memory():
     """Another model is read from its own memory."""
     executor = OrtExecutor(Graph("grad", model(*CHAIN)))
