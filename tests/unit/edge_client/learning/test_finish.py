@@ -77,50 +77,39 @@ def test_chosen_model_is_trained_once_more(shares, backend, monkeypatch, choice)
     assert sample_losses(done.theta, shares.validation, backend).mean() == more.losses[choice]
 
 
-class Diverging:
-    """A backend whose gradients are not finite after the ten epochs on top."""
+class Spoilt:
+    """A backend whose gradients are others after the ten epochs on top."""
 
-    def __init__(self, shares):
-        self.real, self.left = backend_of(), 10 * -(-len(shares.train) // MINI.batch_size)
+    def __init__(self, shares, spoil):
+        self.real, self.shares, self.spoil = OrtModel(logistic_bundle(INPUTS, CLASSES)), shares, spoil
+        self.left = 10 * -(-len(shares.train) // MINI.batch_size)
 
     def score(self, theta, x, y):
         return self.real.score(theta, x, y)
 
     def grad(self, theta, x, y):
         self.left -= 1
-        return self.real.grad(theta, x, y) if self.left >= 0 else (float("nan"), np.zeros_like(theta))
+        return self.real.grad(theta, x, y) if self.left >= 0 else self.spoil(self, theta, x, y)
 
 
-def test_diverging_second_training_is_left(shares):
-    """A second training that diverges leaves the first."""
-    done = finish(ended(fresh=None), shares, Diverging(shares), never)
+def diverges(_backend, theta, _x, _y):
+    return float("nan"), np.zeros_like(theta)
+
+
+def climbs(backend, theta, x, y):
+    loss, gradient = backend.real.grad(theta, x, y)
+    return loss, -20 * gradient
+
+
+def forgets(backend, theta, _x, _y):
+    return backend.real.grad(theta, backend.shares.validation.x, backend.shares.validation.y)
+
+
+@pytest.mark.parametrize("spoil", [diverges, climbs, forgets])
+def test_spoilt_second_training_leaves_first(shares, backend, spoil):
+    done = finish(ended(fresh=None), shares, Spoilt(shares, spoil), never)
     assert done.choice == "10"
-    assert sample_losses(done.theta, shares.validation, backend_of()).mean() == done.losses["10"]
-
-
-@pytest.mark.parametrize("forgets", [False, True])
-def test_spoilt_second_training_leaves_first(shares, forgets):
-    steps = 10 * -(-len(shares.train) // MINI.batch_size)
-
-    class Spoiling:
-        """After the candidates with epochs on top it climbs the loss, or learns the validation samples alone."""
-
-        grads = 0
-
-        def score(self, theta, x, y):
-            return real.score(theta, x, y)
-
-        def grad(self, theta, x, y):
-            self.grads += 1
-            if self.grads > steps and forgets:
-                return real.grad(theta, shares.validation.x, shares.validation.y)
-            loss, gradient = real.grad(theta, x, y)
-            return (loss, gradient) if self.grads <= steps else (loss, -20 * gradient)
-
-    real = backend_of()
-    done = finish(ended(fresh=None), shares, Spoiling(), never)
-    assert done.choice == "10"
-    assert sample_losses(done.theta, shares.validation, real).mean() == done.losses["10"]
+    assert sample_losses(done.theta, shares.validation, backend).mean() == done.losses["10"]
 
 
 def test_cluster_model_is_not_trained_again(shares, backend, monkeypatch):
@@ -235,24 +224,20 @@ def test_epochs_on_top_never_raise_the_loss(shares, backend):
 
 def test_candidate_that_diverges_is_left_out(shares, caplog):
     with caplog.at_level(logging.WARNING, "shoal.edge"):
-        done = finish(ended(), shares, Diverging(shares), never)
+        done = finish(ended(), shares, Spoilt(shares, diverges), never)
     assert list(done.losses) == ["cluster", "1", "3", "10"]
     assert caplog.records[0].kv["candidate"] == "alone"
     assert isinstance(caplog.records[0].kv["reason"], TaskError)
 
 
-def test_infinite_loss_is_unusable(shares):
+def test_infinite_loss_is_unusable(shares, backend):
     """A loss that is not finite counts as unusable."""
 
     class Overflowing:
         def score(self, theta, x, y):
-            return dataclasses.replace(backend_of().score(theta, x, y), mean_loss=float("inf"))
+            return dataclasses.replace(backend.score(theta, x, y), mean_loss=float("inf"))
 
     assert np.isnan(sample_losses(ORIGIN, shares.validation, Overflowing())).all()
-
-
-def backend_of():
-    return OrtModel(logistic_bundle(INPUTS, CLASSES))
 
 
 @pytest.mark.parametrize("after", [0, 5, 40, 150])

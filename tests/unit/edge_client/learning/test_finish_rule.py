@@ -45,40 +45,46 @@ def test_infinite_losses_are_the_worst():
     assert [clearly_better(*pair) for pair in better + worse] == [True, True, False, False]
 
 
-def test_least_clearly_better_loss_wins():
-    """The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean."""
-    losses = {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)}
-    assert choose(losses, labels=False) == "1"
-    assert (
-        choose({CLUSTER: of(2, 2, 2), ALONE: of(2, 2, 2)}, labels=False)
-        == CLUSTER
-        == choose({CLUSTER: of(2.0)}, labels=False)
-    )
+def alike(count, **losses):
+    """Return losses that are the same for each of so many samples; ``n10`` is the candidate of ten epochs."""
+    names = {"cluster": CLUSTER, "n10": "10", "alone": ALONE}
+    return {names[name]: np.full(count, loss) for name, loss in losses.items()}
 
 
-def test_labels_have_to_be_likelier_by_far():
-    """Gains of .05 nats are a ratio of exp(.25) = 1.3 on five labels, and of exp(1.5) = 4.5 on thirty, and smoothed of 4.3."""
-    for count, choice in ((5, CLUSTER), (28, CLUSTER), (29, "10"), (30, "10")):
-        losses = {CLUSTER: np.full(count, 0.15), "10": np.full(count, 0.10)}
-        assert choose(losses, labels=True) == choice
-        assert choose(losses, labels=False) == "10"
-    assert choose({CLUSTER: of(np.inf, np.nan, 9), "10": of(1, 1, 1)}, labels=True) == "10"
-    assert choose({CLUSTER: of(9, 9, 9), "10": of(0, 0, np.nan)}, labels=True) == CLUSTER
+# A model of ten classes that guesses, and one that is right on eight of ten samples and very wrong on two: its mean is more.
+GUESS, SURE = np.full(10, np.log(10)), np.array([0.01] * 8 + [20.0] * 2)
 
 
-def test_one_sure_mistake_decides_nothing():
-    """A model of ten classes that guesses, and one that is right on eight of ten samples and very wrong on two."""
-    guess, sure = np.full(10, np.log(10)), np.array([0.01] * 8 + [20.0] * 2)
-    assert sure.mean() > guess.mean()
-    pairs = ({CLUSTER: guess, ALONE: sure}, {CLUSTER: sure, ALONE: guess})
-    assert [choose(each, labels=True) for each in pairs] == [ALONE, CLUSTER]
-
-
-def test_training_alone_has_to_be_likelier():
-    """The cluster's model is far behind, and .05 nats on fifteen labels are a ratio of exp(.75) = 2.1."""
-    losses = {CLUSTER: np.full(15, 2.0), "10": np.full(15, 0.45)}
-    alone = [losses | {ALONE: np.full(15, loss)} for loss in (0.4, 0.1)]
-    assert [choose(each, labels=True) for each in [*alone, losses]] == ["10", ALONE, "10"]
+@pytest.mark.parametrize(
+    ("losses", "labels", "choice"),
+    [
+        # The noisy candidate has the least mean and no clear gain; those of 1 and 3 epochs have the same mean.
+        (
+            {CLUSTER: of(2, 2, 2), "1": of(1, 1, 1), "3": of(1, 1, 1), "noisy": of(9, -9, 0), ALONE: of(3, 3, 3)},
+            False,
+            "1",
+        ),
+        (alike(3, cluster=2.0, alone=2.0), False, CLUSTER),
+        (alike(1, cluster=2.0), False, CLUSTER),
+        # Gains of .05 nats are a ratio of exp(.25) = 1.3 on five labels, and of exp(1.5) = 4.5 on thirty, smoothed of 4.3.
+        *(
+            (alike(n, cluster=0.15, n10=0.10), True, best)
+            for n, best in ((5, CLUSTER), (28, CLUSTER), (29, "10"), (30, "10"))
+        ),
+        *((alike(n, cluster=0.15, n10=0.10), False, "10") for n in (5, 28, 29, 30)),
+        ({CLUSTER: of(np.inf, np.nan, 9), "10": of(1, 1, 1)}, True, "10"),
+        ({CLUSTER: of(9, 9, 9), "10": of(0, 0, np.nan)}, True, CLUSTER),
+        ({CLUSTER: GUESS, ALONE: SURE}, True, ALONE),
+        ({CLUSTER: SURE, ALONE: GUESS}, True, CLUSTER),
+        # The cluster's model is far behind, and .05 nats on fifteen labels are a ratio of exp(.75) = 2.1.
+        (alike(15, cluster=2.0, n10=0.45, alone=0.4), True, "10"),
+        (alike(15, cluster=2.0, n10=0.45, alone=0.1), True, ALONE),
+        (alike(15, cluster=2.0, n10=0.45), True, "10"),
+    ],
+)
+def test_least_clearly_better_loss_wins(losses, labels, choice):
+    """Labels have to be likelier by far, and one sure mistake decides nothing."""
+    assert choose(losses, labels=labels) == choice
 
 
 @given(st.lists(st.floats(0, 50) | st.sampled_from([np.inf, np.nan]), min_size=1, max_size=40))

@@ -271,13 +271,6 @@ def test_report_counts_on_test_share_alone(context):
     assert (finished.correct, finished.tested) == (upload.correct, upload.tested)
 
 
-def test_evaluation_comes_before_training(context):
-    """Evaluation looks at the model before training."""
-    _, upload, _ = do(context, assignment(3, evaluate=True))
-    expected = context.backend.score(MODELS[3], context.shares.test.x, context.shares.test.y)
-    assert upload.correct == expected.correct
-
-
 def test_ordered_checkpoints_follow_update(context):
     """The checkpoints that were asked for follow the update."""
     state = ModelState.of(StateId(0, 1), MODELS[3], run_id=context.plan.run_id, digest_key=bytes(32))
@@ -349,9 +342,13 @@ def test_placed_device_sends_only_direction(context):
 
 
 def test_a_uniform_run_asks_for_no_counts(context):
-    """The upload shows the size of neither the training share nor the test share; the device's own figures are exact."""
-    finished, upload, _ = do(vary(context, weighting="uniform"), assignment(3, evaluate=True))
+    """The upload shows the size of neither the training share nor the test share; the device's own figures are exact.
+
+    Both are of the model before training.
+    """
     true = context.backend.score(MODELS[3], context.shares.test.x, context.shares.test.y)
+    assert do(context, assignment(3, evaluate=True))[1].correct == true.correct
+    finished, upload, _ = do(vary(context, weighting="uniform"), assignment(3, evaluate=True))
     assert (upload.samples, upload.tested) == (1, 100)
     assert upload.correct == round(100 * true.correct / true.count)
     assert (finished.correct, finished.tested) == (true.correct, true.count)

@@ -30,16 +30,6 @@ def test_trained_values_go_on():
     np.testing.assert_array_equal(opened(values.to_bytes(), OTHER).newest, INITIAL)
 
 
-def test_repeated_round_begins_alike():
-    """A round that is repeated begins as the first time."""
-    values = opened()
-    values.keep(1, INITIAL + 1)
-    values.keep(2, INITIAL + 2)
-    values.keep(2, INITIAL + 7)
-    np.testing.assert_array_equal(opened(values.to_bytes()).at(2), INITIAL + 1)
-    np.testing.assert_array_equal(opened(values.to_bytes()).newest, INITIAL + 7)
-
-
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
 def test_each_round_is_trained_once(story):

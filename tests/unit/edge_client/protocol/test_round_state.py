@@ -286,31 +286,29 @@ def test_announcement_beyond_plan_is_nothing(bad):
     assert after(LOCATED, ARRIVED, state=state)[0].stage is Stage.WORKING
 
 
+LAST = {"mark": ReplayWatermark(3, 1, 6, b"\6" * 16), "transfer": ID, "sent": (1, 6, b"\6" * 16)}
+
+
 def test_final_answer_outlives_a_restart():
     """The announcement is retained for as long as no other run begins: nothing is sent, and the run is over."""
-    sent = (1, 6, b"\6" * 16)
-    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
-    state, _ = step(RoundState(0, mark, transfer=ID, sent=sent, answered=True), Planned(PLAN))
+    state, _ = step(RoundState(0, **LAST, answered=True), Planned(PLAN))
     state, actions = step(state, Announced(FINAL))
     assert actions == (RunDone(PLAN),)
     assert (state.stage, state.done) == (Stage.IDLE, True)
     assert step(state, Announced(FINAL)) == (state, ())
 
 
-def test_final_work_of_lost_model_is_redone():
+@pytest.mark.parametrize("answered", [False, True])
+def test_final_work_of_lost_model_is_redone(answered):
     """A final upload whose model is lost is worked for again."""
-    sent = (1, 6, b"\6" * 16)
-    mark = ReplayWatermark(3, 1, 6, b"\6" * 16)
-    for answered in (False, True):
-        before = RoundState(0, mark, transfer=ID, sent=sent, answered=answered)
-        state, _ = step(before, Planned(PLAN, lost=True))
-        state, actions = step(state, Announced(FINAL))
-        assert actions == (Locate(FINAL, REPORT),)
-        state, actions = step(state, Located(b"\6" * 16, {}))
-        assert actions == (Follow(()), Work(FINAL, REPORT))
-        state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
-        assert actions == (Send(),)
-        assert not state.answered
+    state, _ = step(RoundState(0, **LAST, answered=answered), Planned(PLAN, lost=True))
+    state, actions = step(state, Announced(FINAL))
+    assert actions == (Locate(FINAL, REPORT),)
+    state, actions = step(state, Located(b"\6" * 16, {}))
+    assert actions == (Follow(()), Work(FINAL, REPORT))
+    state, actions = step(state, WorkDone(1, 6, b"\6" * 16, ID))
+    assert actions == (Send(),)
+    assert not state.answered
 
 
 SITS_OUT = (NO_ASSIGNMENT, NO_ASSIGNMENT)

@@ -5,7 +5,6 @@ import json
 import logging
 
 import pytest
-from shoal_lab.loopback.fleet import InlineWorker
 
 from edge_client.learning.finish import finish
 from edge_client.protocol.round_state import Stage
@@ -179,11 +178,3 @@ def test_forged_plan_is_refused(fleet):
     forged.start_of = lambda _: b"no plan"
     with pytest.raises(IntegrityError, match="the plan of run 1 is damaged"):
         finishing.ended_run(forged, model, fleet.bundle, runtime._membership, 0.0)
-
-
-def test_a_run_under_way_has_no_finish(tmp_path):
-    with make_fleet(tmp_path / "fleet") as fleet:
-        fleet.run_until(lambda: fleet.closed() == 2, 100)
-        assert not fleet.devices[NAME].runtime.finishing
-        assert not finish_of(fleet, NAME)
-        assert isinstance(fleet.devices[NAME].finish_worker, InlineWorker)

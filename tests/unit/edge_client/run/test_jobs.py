@@ -199,15 +199,19 @@ def test_other_rounds_measure_nothing(place, finish):
 
 
 def test_job_belongs_to_its_run_and_round(place, monkeypatch):
-    """The next run may begin while it waits for the worker."""
+    """The next run may begin while it waits for the worker. Data that are not watched are read once."""
     seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append((context.plan.run, context.round)))
+    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context))
     place.factory.follow(place.run())
     job = place.factory.job(announcement(nonce=b"a" * 16), TRAINING, {}, Models())
     place.factory.follow(place.run(run=2))
-    place.factory.job(announcement(nonce=b"b" * 16), TRAINING, {}, Models())
-    job(lambda: False)
-    assert seen == [(1, (b"a" * 16, TRAINING))]
+    other = place.factory.job(announcement(nonce=b"b" * 16), TRAINING, {}, Models())
+    for each in (job, other):
+        each(lambda: False)
+    assert [context.plan.run for context in seen] == [1, 2]
+    assert [context.round for context in seen] == [(b"a" * 16, TRAINING), (b"b" * 16, TRAINING)]
+    assert seen[0].shares is seen[1].shares
+    assert place.loads == 1
 
 
 def test_regression_has_a_loss_and_no_count(place, finish):
@@ -357,7 +361,7 @@ def test_statistics_are_of_training_share(bounded, monkeypatch):
 
 
 def test_fleets_mean_becomes_the_runs_scale(bounded, monkeypatch):
-    """The fleets mean becomes the scale of the run."""
+    """The fleets mean becomes the scale of the run, and each run has statistics of its own."""
     mean = statistics_of(raw_share(bounded), BOUNDS, 15)
     bounded.factory.follow(bounded.run())
     bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
@@ -372,6 +376,9 @@ def test_fleets_mean_becomes_the_runs_scale(bounded, monkeypatch):
     monkeypatch.setattr(jobs, "report_statistics", lambda *given: given[3])
     zero = {STATISTICS_MODEL: np.zeros(15, np.float32)}
     np.testing.assert_array_equal(again.factory.job(announcement(), ASKED, zero, Offering())(lambda: False), mean)
+    bounded.factory.follow(bounded.run(run=2, run_id=b"n" * 16))
+    np.testing.assert_array_equal(shares(bounded).train.x, raw_share(bounded))
+    assert bounded.loads == 2
 
 
 def test_each_model_has_its_own_scale(bounded, monkeypatch):
@@ -404,15 +411,6 @@ def test_a_task_without_them_gives_none(place):
     place.factory.follow(place.run())
     with pytest.raises(UntrustedError, match="which the task does not need"):
         place.factory.job(announcement(), ASKED, {}, Offering())
-
-
-def test_each_run_has_statistics_of_its_own(bounded):
-    mean = statistics_of(raw_share(bounded), BOUNDS, 15)
-    bounded.factory.follow(bounded.run())
-    bounded.factory.job(announcement(round=2), TRAINING, {}, Offering(mean))
-    bounded.factory.follow(bounded.run(run=2, run_id=b"n" * 16))
-    np.testing.assert_array_equal(shares(bounded).train.x, raw_share(bounded))
-    assert bounded.loads == 2
 
 
 # ---------------------------------------------------------------------------------------------------------- watch
@@ -520,12 +518,3 @@ def test_next_run_takes_a_scale_of_its_data(watched, first):
     watched.factory.follow(watched.run(run=2, run_id=b"n" * 16))
     assert Scales(watched.member.directory).load(b"n" * 16).means[0] > 1e4
     assert (len(first.train), len(do_job(watched).train)) == (24, 30)
-
-
-def test_unwatched_data_are_read_once(place, monkeypatch):
-    seen = []
-    monkeypatch.setattr(jobs, "carry_out", lambda context, *_: seen.append(context.shares))
-    place.factory.follow(place.run())
-    for round_ in (1, 2):
-        place.factory.job(announcement(round=round_), TRAINING, {}, Models())(lambda: False)
-    assert (place.loads, seen[0] is seen[1]) == (1, True)

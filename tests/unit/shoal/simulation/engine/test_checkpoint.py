@@ -49,10 +49,15 @@ class StoppedError(Exception):
     """Simulates the end of the process."""
 
 
-@pytest.mark.parametrize(("algorithm", "mask"), [(a, mask) for a in CASES for mask in ("none", "permutation")])
-def test_stopped_run_goes_on_to_same_bits(algorithm, mask, tmp_path, monkeypatch):
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """The place of a checkpoint that is written in every round."""
     monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    path = tmp_path / "run.npz"
+    return tmp_path / "run.npz"
+
+
+@pytest.mark.parametrize(("algorithm", "mask"), [(a, mask) for a in CASES for mask in ("none", "permutation")])
+def test_stopped_run_goes_on_to_same_bits(algorithm, mask, path):
     whole = run(algorithm, 8, mask=mask)
     seen = []
 
@@ -74,28 +79,18 @@ def test_stopped_run_goes_on_to_same_bits(algorithm, mask, tmp_path, monkeypatch
         assert theta.tobytes() == again.thetas[model].tobytes()
 
 
-def test_another_runs_checkpoint_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    path = tmp_path / "run.npz"
-    run("fedavg", 3, path)
-    with pytest.raises(IntegrityError, match="another run"):
-        run("fedavg", 4, path)
-
-
-def test_other_datas_checkpoint_is_refused(tmp_path, monkeypatch):
-    """The same plan and names: only the samples tell the two apart."""
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    options = sim_options(rounds=3, local=RECIPE, seed=5, checkpoint=tmp_path / "run.npz")
+def test_another_runs_checkpoint_is_refused(path):
+    """Also of the same plan and names: only the samples tell the two apart."""
+    options = sim_options(rounds=3, local=RECIPE, seed=5, checkpoint=path)
     simulate("fedavg", {}, population(), Softmax(4, 2), options)
-    with pytest.raises(IntegrityError, match="another run"):
-        simulate("fedavg", {}, population(seed=4), Softmax(4, 2), options)
+    for other, data in ((dataclasses.replace(options.recipe, rounds=4), population()), (options.recipe, population(4))):
+        with pytest.raises(IntegrityError, match="another run"):
+            simulate("fedavg", {}, data, Softmax(4, 2), dataclasses.replace(options, recipe=other))
     simulate("fedavg", {}, population(), Softmax(4, 2), options)
 
 
 @pytest.mark.parametrize("harm", ["cut", "text", "empty"])
-def test_a_damaged_checkpoint_is_named(harm, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SAVE_EVERY_S", 0.0)
-    path = tmp_path / "run.npz"
+def test_a_damaged_checkpoint_is_named(harm, path):
     run("fedavg", 3, path)
     data = path.read_bytes()
     path.write_bytes({"cut": data[: len(data) // 2], "text": b"hello", "empty": b""}[harm])

@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from shoal_lab.loopback.fleet import draw_origins
 
 from aggregator.rounds.standstill import STANDS_STILL
@@ -15,11 +14,10 @@ from edge_client.learning.data import split
 from shoal.errors import ConfigError
 from shoal.protocol.recipe import LocalTraining
 from shoal.simulation.data import Population, Shard
-from shoal.simulation.engine.evaluation import evaluate
 from shoal.simulation.engine.fleet import sim_options
 from shoal.simulation.engine.simulate import simulate
 from shoal.simulation.engine.workforce import Workforce
-from shoal.simulation.trainers.networks import Softmax, origins, unflatten
+from shoal.simulation.trainers.networks import Softmax, origins
 from tests.helpers.fleets import CLASSES, INPUTS, grouped_data, make_fleet
 from tests.helpers.simulations import FULL, NETWORK, population
 
@@ -124,29 +122,6 @@ def test_trials_count_only_if_asked():
     every = run("cfl", settings, rounds=10, local=FULL, count="all")
     assert len(some.history) == len(every.history) == every.all_rounds == 10
     assert some.all_rounds > 10
-
-
-def test_accuracy_agrees_with_a_plain_count():
-    """Argmin takes each shard's least test loss, assigned the least training loss; both count right labels."""
-    data = population()
-    result = run(rounds=3, data=data)
-    models = [torch.from_numpy(result.thetas[j]) for j in sorted(result.thetas)]
-
-    def scores(shard, theta):
-        outputs = NETWORK.forward(unflatten(NETWORK, theta), torch.from_numpy(shard.x))
-        y = torch.from_numpy(shard.y)
-        return float(torch.nn.functional.cross_entropy(outputs, y)), int((outputs.argmax(1) == y).sum())
-
-    final = result.strategy.final(result.state, 9, data.names)
-    for protocol, chooser in (("argmin", data.test), ("assigned", data.train)):
-        correct = []
-        for shard, test in zip(chooser, data.test, strict=True):
-            best = min(range(2), key=lambda j, s=shard: scores(s, models[j])[0])
-            correct.append(scores(test, models[best])[1])
-        found = evaluate(result.workforce, final, protocol)
-        assert list(found.correct) == correct
-        assert found.accuracy == pytest.approx(100 * sum(correct) / 150)
-        assert found.median == pytest.approx(100 * np.median(correct) / 15)
 
 
 def test_probes_take_the_place_of_own_tests():

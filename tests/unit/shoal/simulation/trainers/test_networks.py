@@ -74,11 +74,8 @@ def test_torchs_generator_is_left_alone(seed):
 
 def test_lengths_are_the_papers():
     """Lengths are those of the papers networks."""
-    assert Linear(10).length == 10
-    assert Linear(10, bias=True).length == 11
-    assert Softmax(784, 10).length == 7850
-    assert OneHidden(784, 128, 10).length == 101_770
-    assert Cnn().length == 44_426
+    networks = (Linear(10), Linear(10, bias=True), Softmax(784, 10), OneHidden(784, 128, 10), Cnn())
+    assert [network.length for network in networks] == [10, 11, 7850, 101_770, 44_426]
 
 
 def test_convolutions_need_a_pixel():
