@@ -13,7 +13,9 @@ from shoal.errors import ShoalError
 from shoal.owner.cli.main import app
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.recipe import LocalTraining, Recipe
-from tests.helpers.taken_away import stage_of
+from tests.helpers.forked_stages import stage_of
+from tests.helpers.run_places import SLOWLY
+from tests.helpers.taken_away import NAMES
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.waiting import until
 
@@ -86,5 +88,5 @@ class Console:
 @contextlib.contextmanager
 def console_of(root):
     """Yield (console, broker) of a fleet of which nothing runs but the broker."""
-    with stage_of(root) as (stage, broker):
+    with stage_of(root, NAMES, environment=SLOWLY) as (stage, broker):
         yield Console(stage), broker

@@ -13,8 +13,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
+
 from shoal.simulation.process_fleet import ONE_THREAD, PROGRAMS, Stage
+from shoal.transport.local_broker import start_broker
 from tests.helpers.calls import FORKED, run_module
+from tests.helpers.tasks import INPUTS, logistic_bundle, samples
 
 PR_SET_PDEATHSIG = 1
 
@@ -73,6 +77,27 @@ class ForkedProgram:
     def kill(self):
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+def write_samples(folder, names, inputs=INPUTS):
+    """Write samples for each device to ``folder/NAME.npz``."""
+    for seed, name in enumerate(names):
+        x, y = samples(60, inputs, seed=seed)
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+
+
+@contextlib.contextmanager
+def stage_of(root, names, kind=ForkedStage, **options):
+    """Yield (stage, broker) of a fleet with samples for each device in ``root/NAME.npz``; nothing runs but the broker."""
+    write_samples(root, names)
+    with start_broker("mosquitto", root / "broker") as broker, kind(root / "s", broker.url, names, **options) as stage:
+        yield stage, broker
+
+
+def begin(stage, recipe, bundle=None, schedule=None):
+    """Let the owner sign a run of a logistic task from zeros, and carry it to the aggregator; return its plan."""
+    bundle = bundle or logistic_bundle()
+    return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), recipe, schedule)
 
 
 def _run(*arguments):

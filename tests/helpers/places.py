@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import time
+from contextlib import contextmanager, suppress
 
+from shoal.owner.runs.plan import make_plan, write_run
 from shoal.transport.local_broker import find_mosquitto
-from tests.helpers import calls
+from tests.helpers import calls, waiting
 from tests.helpers.processes import give_up_capabilities
 from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
@@ -57,10 +59,38 @@ class Place:
         return (self.home / f"{name}.log").read_text()
 
     def until(self, reached, name):
-        end = time.monotonic() + WAIT_S
-        while not reached():
-            assert time.monotonic() < end, self.log(name)
-            time.sleep(0.1)
+        waiting.until(reached, lambda: self.log(name), WAIT_S, 0.1)
+
+    def make_fleet(self, url, devices, *options, of_owner=()):
+        """Make the owner's directory, the aggregator's and the broker's files with the programs, as a person would."""
+        told = self.call("init", "shoal-fleet", "init", "owner", "--name", "reef", "--broker", url, *of_owner)
+        self.call("server-init", "shoal-aggregator", "init", "server")
+        self.call("add", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
+        asked = [word for device in devices for word in ("--device", device)]
+        self.call("config", "shoal-fleet", "broker-config", "owner", "broker", *options, *asked)
+        self.call("add", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")  # with password and CA
+        grant, owner = "owner/grants/aggregator.grant", told.split("owner ")[1].split()[0]
+        self.call("server-join", "shoal-aggregator", "join", "server", grant, "--owner", owner)
+
+    def enrol(self, name):
+        """Let a device join by the broker; return its line, which no log has."""
+        told = self.call(f"token-{name}", "shoal-fleet", "invite", "owner")
+        line = next(x for x in told.splitlines() if x.startswith("shoal1-"))
+        (self.home / f"token-{name}.log").write_text(told.replace(line, "-"))  # that is where the line belongs
+        asking = self.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
+        self.until(lambda: "fingerprint " in self.log(f"enrol-{name}"), f"enrol-{name}")
+        print_ = self.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
+        self.call(f"approve-{name}", "shoal-fleet", "approve", "owner", print_, "--wait", "60")
+        assert asking.wait(WAIT_S) == 0, self.log(f"enrol-{name}")
+        return line
+
+    def sign(self, owner, bundle, recipe, origins):
+        """Let the owner sign a run and carry its file to the aggregator, where it appears whole; return the plan."""
+        plan = make_plan(owner, bundle, recipe)
+        path = write_run(owner, plan, bundle, origins)
+        shutil.copy(path, self.home / "server" / "runs" / "new")
+        (self.home / "server" / "runs" / "new").rename(self.home / "server" / "runs" / path.name)
+        return plan
 
     def finish(self):
         for process in self.running.values():
@@ -75,17 +105,32 @@ def start_generated(folder, root, port, user="root"):
     Its log is in ``root``, and its saved state in ``folder``. Started by root it runs as ``user``, by default as root.
     """
     extra = f"user {user}\n" if user and os.geteuid() == 0 else ""
-    (root / "test.conf").write_text((folder / "shoal.conf").read_text() + extra)
-    log = root / "mosquitto.log"
+    return start_mosquitto(root, port, (folder / "shoal.conf").read_text() + extra)
+
+
+def start_mosquitto(folder, port, config):
+    """Start mosquitto with a configuration; return the process once it answers at the port. Its log is in ``folder``."""
+    (folder / "test.conf").write_text(config)
+    log = folder / "mosquitto.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([find_mosquitto(), "-c", str(root / "test.conf")], stdout=out, stderr=out)
-    end = time.monotonic() + WAIT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        else:
-            return process
+        process = subprocess.Popen([find_mosquitto(), "-c", str(folder / "test.conf")], stdout=out, stderr=out)
+
+    def answers():
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    waiting.until(answers, lambda: log.read_text(), WAIT_S)
+    return process
+
+
+@contextmanager
+def mosquitto(folder, port, *lines):
+    """Run mosquitto with these lines of configuration until the block ends, by root as root."""
+    process = start_mosquitto(folder, port, "\n".join((*lines, *(["user root"] if os.geteuid() == 0 else []), "")))
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)

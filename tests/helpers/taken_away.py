@@ -6,13 +6,12 @@ import contextlib
 import random
 import time
 
-import numpy as np
-
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.transport.local_broker import start_broker
-from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.run_places import SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.waiting import until
 
 NAMES = ("dev-0", "dev-1", "dev-2")
@@ -32,9 +31,8 @@ class Place:
 
     def sign(self, rounds=ROUNDS):
         """Sign a run of ``rounds`` rounds and carry it to the aggregator."""
-        bundle = logistic_bundle()
         options = Recipe("fedavg", rounds=rounds, local=LOCAL, min_contributors=1, quorum=1.0, deadline_s=300.0, seed=1)
-        self.run = self.stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
+        self.run = begin(self.stage, options).run
         self.path = self.stage.aggregator_dir / "runs" / f"{self.run:06d}.run"
 
     def start_devices(self):
@@ -86,21 +84,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def stage_of(root):
-    """Yield (stage, broker) of a fleet with its data under the empty directory ``root``; nothing runs but the broker."""
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(root / f"{name}.npz", x=x, y=y)
-    (root / "broker").mkdir()
-    with (
-        start_broker("mosquitto", root / "broker") as broker,
-        ForkedStage(root / "s", broker.url, NAMES, environment=SLOWLY) as stage,
-    ):
-        yield stage, broker
-
-
-@contextlib.contextmanager
 def place(root):
     """Yield a `Place` under the empty directory ``root`` with nothing started but the broker."""
-    with stage_of(root) as (stage, _):
+    with stage_of(root, NAMES, environment=SLOWLY) as (stage, _):
         yield Place(stage, root)

@@ -5,11 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from shoal.transport.local_broker import SMALL_FLEET, answers, find_mosquitto, free_port, start_broker
 from tests.helpers.trees import ROOT
+from tests.helpers.waiting import until
 
 AEDES = Path(os.environ.get("SHOAL_AEDES") or ROOT / "build" / "aedes")
 """Folder into which npm has installed aedes."""
@@ -144,11 +144,9 @@ def _program(folder, port, command, **environment):
             start_new_session=True,
         )
     try:
-        give_up_s = time.monotonic() + START_S
-        while not answers(port):
-            if process.poll() is not None or time.monotonic() > give_up_s:
-                raise AssertionError(f"{command[0]} does not answer: {log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.05)
+        said = lambda: f"{command[0]} does not answer: {log.read_text(errors='replace')[-2000:]}"  # noqa: E731
+        until(lambda: process.poll() is not None or answers(port), said, START_S)
+        assert process.poll() is None, said()
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from shoal.errors import BrokerUnreachableError, TakenOverError
@@ -16,9 +14,14 @@ from shoal.transport.local_broker import find_mosquitto, free_port
 from tests.helpers import waiting
 from tests.helpers.bad_links import BadLink
 from tests.helpers.calls import call
-from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.forked_stages import (
+    ForkedStage,
+    begin,
+    write_samples,
+)
+from tests.helpers.places import mosquitto
 from tests.helpers.run_places import LONG_RUN, SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.tasks import logistic_bundle
 from tests.helpers.trees import ROOT
 
 pytestmark = [
@@ -34,17 +37,11 @@ WIDE = 40_000
 
 
 @contextmanager
-def mosquitto(folder, *lines):
+def at_mosquitto(folder, *lines):
     """Run a broker with these lines of configuration, and yield its port."""
-    port, file = free_port(), folder / "mosquitto.conf"
-    user = ["user root"] if os.geteuid() == 0 else []
-    file.write_text("\n".join((f"listener {port} 127.0.0.1", "allow_anonymous true", *lines, *user)))
-    broker = subprocess.Popen([find_mosquitto(), "-c", file], stderr=subprocess.DEVNULL)
-    try:
+    port = free_port()
+    with mosquitto(folder, port, f"listener {port} 127.0.0.1", "allow_anonymous true", *lines):
         yield port
-    finally:
-        broker.terminate()
-        broker.wait(10)
 
 
 @contextmanager
@@ -60,17 +57,6 @@ def until(reached, *programs):
     waiting.until(reached, lambda: "\n".join(f"{p.name}: {p.log.read_text()[-3000:]}" for p in programs), WAIT_S)
 
 
-def write_data(folder, features=3):
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, features, seed=seed)
-        np.savez(folder / f"{name}.npz", x=x, y=y)
-
-
-def sign(stage, options, features=3):
-    bundle = logistic_bundle(features)
-    return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options).run
-
-
 def start(stage, folder):
     """Start all programs, and return them by name."""
     programs = {name: stage.start_device(name, folder / f"{name}.npz") for name in NAMES}
@@ -80,13 +66,13 @@ def start(stage, folder):
 @pytest.mark.parametrize("only_3_1_1", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_copied_directories_are_found(tmp_path, only_3_1_1):
     """Of a device and of the aggregator: the program that began later ends, with a status after which units start it again."""
-    write_data(tmp_path)
+    write_samples(tmp_path, NAMES, 3)
     with (
-        mosquitto(tmp_path) as port,
+        at_mosquitto(tmp_path) as port,
         link(port, only_3_1_1=only_3_1_1) as proxy,
         ForkedStage(tmp_path / "s", proxy.url, NAMES, environment=SLOWLY) as stage,
     ):
-        run = sign(stage, dataclasses.replace(LONG_RUN, quorum=1.0))
+        run = begin(stage, dataclasses.replace(LONG_RUN, quorum=1.0), logistic_bundle(3)).run
         with stage.copy_to(tmp_path / "copy") as other:
             programs = start(stage, tmp_path)
             until(lambda: stage.closed(run) >= 2, *programs.values())
@@ -95,6 +81,9 @@ def test_copied_directories_are_found(tmp_path, only_3_1_1):
             until(lambda: all(c.process.poll() is not None for c in copies), *copies, *programs.values())
             for copy in copies:
                 assert copy.process.poll() == TakenOverError.exit_code, copy.log.read_text()
+            told = copies[0].log.read_text()
+            assert "error: another device connected as dev-1" in told
+            assert "hint: it began before" in told
         closed = stage.closed(run)
         until(lambda: stage.closed(run) >= closed + 2, programs["dev-1"], programs["aggregator"])
         assert all(program.process.poll() is None for program in programs.values())
@@ -113,14 +102,14 @@ def test_copied_directories_are_found(tmp_path, only_3_1_1):
 )
 def test_small_packets_are_found_out(tmp_path, lines, limits):
     """It tells its limit to nobody: it refuses a packet, or hangs up."""
-    write_data(tmp_path, WIDE)
+    write_samples(tmp_path, NAMES, WIDE)
     with (
-        mosquitto(tmp_path, *lines) as port,
+        at_mosquitto(tmp_path, *lines) as port,
         link(port, **(limits or {})) as proxy,
         ForkedStage(tmp_path / "s", proxy.url if limits else f"mqtt://127.0.0.1:{port}", NAMES) as stage,
     ):
         options = dataclasses.replace(LONG_RUN, rounds=2, quorum=1.0)
-        run = sign(stage, options, WIDE)
+        run = begin(stage, options, logistic_bundle(WIDE)).run
         programs = start(stage, tmp_path)
         until(lambda: stage.finished(run), *programs.values())
         assert all(program.process.poll() is None for program in programs.values())
@@ -130,13 +119,13 @@ def test_small_packets_are_found_out(tmp_path, lines, limits):
 
 def test_dropping_link_ends_no_program(tmp_path):
     """A link that drops again and again ends no program."""
-    write_data(tmp_path)
+    write_samples(tmp_path, NAMES, 3)
     with (
-        mosquitto(tmp_path) as port,
+        at_mosquitto(tmp_path) as port,
         link(port, life_s=0.5) as proxy,
         ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES, environment=SLOWLY) as stage,
     ):
-        run = sign(stage, dataclasses.replace(LONG_RUN, quorum=1.0))
+        run = begin(stage, dataclasses.replace(LONG_RUN, quorum=1.0), logistic_bundle(3)).run
         stage.start_aggregator()
         (tmp_path / "far.toml").write_text(f'[edge]\nbroker = "{proxy.url}"\n')
         for name in NAMES:
@@ -154,12 +143,12 @@ def test_dropping_link_ends_no_program(tmp_path):
 
 def test_missing_retention_is_named_by_all(tmp_path):
     """A broker without retained messages is named by every program."""
-    write_data(tmp_path)
+    write_samples(tmp_path, NAMES, 3)
     with (
-        mosquitto(tmp_path, "retain_available false") as port,
+        at_mosquitto(tmp_path, "retain_available false") as port,
         ForkedStage(tmp_path / "s", f"mqtt://127.0.0.1:{port}", NAMES) as stage,
     ):
-        sign(stage, LONG_RUN)
+        begin(stage, LONG_RUN, logistic_bundle(3))
         programs = start(stage, tmp_path)
         for program in programs.values():
             until(lambda program=program: program.process.poll() is not None, program)

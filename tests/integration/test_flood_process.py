@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from shoal.protocol.chunking import ChunkKind
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.protocol.topics import TopicKind, Topics, chunk_topic
 from shoal.simulation.process_fleet import Stage
-from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers.floods import MIB, claim, claims, rss_mb, until_idle
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.forked_stages import begin, stage_of
 from tests.helpers.waiting import until
 
 pytestmark = [
@@ -38,13 +37,8 @@ OPTIONS = Recipe(
 @pytest.fixture
 def scene(tmp_path, client):
     """An open broker, an aggregator and one of two devices, which wait for the other; and a client of a stranger."""
-    (tmp_path / "broker").mkdir()
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with start_broker("mosquitto", tmp_path / "broker") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
-        bundle = logistic_bundle()
-        plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS)
+    with stage_of(tmp_path, NAMES, Stage) as (stage, broker):
+        plan = begin(stage, OPTIONS)
         server = stage.start_aggregator()
         device = stage.start_device("dev-0", tmp_path / "dev-0.npz")
         until(lambda: "following run" in device.log.read_text(), 60.0)
@@ -65,14 +59,9 @@ def growth_mb(program, transport, messages):
     return most - before
 
 
-def finishes(stage, plan, data):
-    stage.start_device("dev-1", data)
-    return stage.wait(plan.run, timeout_s=90)
-
-
-def test_stranger_takes_little_of_aggregator(scene):
-    """A stranger takes little of the aggregators memory."""
-    stage, plan, server, _, transport, root = scene
+def test_floods_take_little_memory(scene):
+    """Of the aggregator, and of a device: every topic that they read, chunks that announce much, transfers without an end."""
+    stage, plan, server, device, transport, root = scene
     uploads = claims((ChunkKind.UPLOAD,), numbers=1)
     unknown = [
         (topic(f"stranger-{n}"), chunk, False)
@@ -90,12 +79,6 @@ def test_stranger_takes_little_of_aggregator(scene):
     assert growth_mb(server, transport, unknown + known + owner + requests) < MOST_GROWTH_MB
     for topic in (chunk_topic(TOPICS.at(TopicKind.OWNER_ROSTER), 0), TOPICS.keys("aggregator")):
         transport.publish(topic, b"", retain=True)
-    assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
-
-
-def test_flood_takes_little_of_a_device(scene):
-    """Every topic that the device reads, with chunks that announce much and with transfers that never end."""
-    stage, plan, _, device, transport, root = scene
     bases = (TOPICS.plan, TOPICS.round, TOPICS.roster_change, TOPICS.keys("dev-0"))
     lying = [(chunk_topic(base, 7), chunk, True) for base in bases for chunk in claims()]
     lying += [(TOPICS.ctl("dev-0"), chunk, False) for chunk in claims()]
@@ -107,4 +90,5 @@ def test_flood_takes_little_of_a_device(scene):
     assert growth_mb(device, transport, lying + endless) < MOST_GROWTH_MB
     for base in bases:
         transport.publish(chunk_topic(base, 7), b"", retain=True)
-    assert finishes(stage, plan, root / "dev-1.npz")[0]["contributed"] == 2
+    stage.start_device("dev-1", root / "dev-1.npz")
+    assert stage.wait(plan.run, timeout_s=90)[0]["contributed"] == 2

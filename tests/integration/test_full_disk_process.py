@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 
-import numpy as np
 import pytest
 
 from shoal.errors import StorageError
-from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers import waiting
 from tests.helpers.calls import call
 from tests.helpers.disks import fill, small_disk
-from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.run_places import LONG_RUN, SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ROOT
 
 pytestmark = [
@@ -41,16 +42,8 @@ def until(reached, log):
 def test_full_disk_ends_with_status_9(tmp_path):
     """It went on as if nothing were wrong: `stage: working`, nothing at the aggregator, no exit."""
     place = tmp_path / "s" / "devices" / "dev-full"
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with (
-        small_disk(place),
-        start_broker("mosquitto", tmp_path / "broker") as broker,
-        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
-    ):
-        bundle = logistic_bundle()
-        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
+    with small_disk(place), stage_of(tmp_path, NAMES, environment=SLOWLY) as (stage, _):
+        run = begin(stage, LONG_RUN).run
         server = stage.start_aggregator()
         programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
         device = programs["dev-full"]

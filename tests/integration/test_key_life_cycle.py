@@ -5,9 +5,7 @@ init, token, enrol four, train, a newcomer, rotate, revoke, train on.
 
 from __future__ import annotations
 
-import shutil
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -17,11 +15,12 @@ from crypto.mask.schedule import VersionKey
 from crypto.seal.envelope import GroupKey, SealError, open_from_group, read_head
 from edge_client.membership import DeviceMembership
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.reassembly import Reassembler
 from shoal.protocol.recipe import LocalTraining, Recipe
+from shoal.protocol.topics import Topics
 from shoal.transport.local_broker import find_mosquitto, free_port
-from tests.helpers.places import WAIT_S, Place, start_generated
+from tests.helpers.mqtt_clients import Client
+from tests.helpers.places import Place, start_generated
 from tests.helpers.processes import found_in_files, found_in_memory, inspectable
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
@@ -50,16 +49,7 @@ class Fleet:
         return self.place.call(f"owner-{arguments[0]}", "shoal-fleet", *arguments)
 
     def begin(self):
-        told = self.call("init", "owner", "--name", "reef", "--broker", f"mqtt://localhost:{self.port}")
-        fingerprint = told.split("owner ")[1].split()[0]
-        server = self.place.call("server-init", "shoal-aggregator", "init", "server")
-        assert "server/aggregator.card" in server
-        self.call("add-aggregator", "owner", "server/aggregator.card")
-        expected = [word for name in (*FIRST, LATER) for word in ("--device", name)]
-        self.call("broker-config", "owner", "broker", *expected)
-        self.call("add-aggregator", "owner", "server/aggregator.card")
-        grant = "owner/grants/aggregator.grant"
-        self.place.call("server-join", "shoal-aggregator", "join", "server", grant, "--owner", fingerprint)
+        self.place.make_fleet(f"mqtt://localhost:{self.port}", (*FIRST, LATER))
         (self.home / "mosquitto").mkdir()
         self.broker = start_generated(self.home / "broker", self.home / "mosquitto", self.port)
         self.serve()
@@ -67,30 +57,16 @@ class Fleet:
     def serve(self):
         self.place.start("server", "shoal-aggregator", "serve", "server")
 
-    def enrol(self, name):
-        line = next(x for x in self.call("invite", "owner").splitlines() if x.startswith("shoal1-"))
-        asking = self.place.start(f"enrol-{name}", "shoal-edge", "enrol", name, stdin=line + "\n")
-        self.place.until(lambda: "fingerprint " in self.place.log(f"enrol-{name}"), f"enrol-{name}")
-        print_ = self.place.log(f"enrol-{name}").split("fingerprint ")[1].split()[0]
-        self.call("approve", "owner", print_, "--wait", "60")
-        assert asking.wait(WAIT_S) == 0, self.place.log(f"enrol-{name}")
-        x, y = samples(60, seed=len(name) + int(name[-1]))
-        np.savez(self.home / f"{name}.npz", x=x, y=y)
-
     def train(self, name):
         self.place.start(name, "shoal-edge", "run", name, "--data", f"{name}.npz")
 
     def sign(self):
         """Let the owner sign a run that outlasts the test; return its plan and its origins."""
-        bundle, owner = logistic_bundle(), self.owner()
+        bundle = logistic_bundle()
         local = LocalTraining(epochs=1, batch_size=16, lr=0.05)
         options = Recipe("fedavg", rounds=ROUNDS, local=local, quorum=0.6, deadline_s=10.0, seed=1)
-        plan = make_plan(owner, bundle, options)
         origins = np.random.default_rng(5).standard_normal((1, bundle.length)).astype(np.float32)
-        path = write_run(owner, plan, bundle, origins)
-        shutil.copy(path, self.home / "server" / "runs" / "new")
-        (self.home / "server" / "runs" / "new").rename(self.home / "server" / "runs" / path.name)
-        return plan, origins
+        return self.place.sign(self.owner(), bundle, options, origins), origins
 
     def records(self):
         return read_records(self.home / "server" / "run-000001")
@@ -98,6 +74,11 @@ class Fleet:
     def hold(self, names, secrets):
         """Return whether the devices hold these secrets of the owner."""
         return all(DeviceMembership(self.home / name).grant.broadcast_key == secrets.broadcast_key for name in names)
+
+    def enrol(self, name):
+        self.place.enrol(name)
+        x, y = samples(60, seed=len(name) + int(name[-1]))
+        np.savez(self.home / f"{name}.npz", x=x, y=y)
 
     def until(self, reached):
         self.place.until(reached, "server")
@@ -186,27 +167,11 @@ def test_the_whole_life_of_keys(fleet):
 
 def opens(fleet, membership):
     """Return whether a device's keys open the announcement that the broker retains."""
-    import paho.mqtt.client as mqtt
-
-    from shoal.address import BrokerAddress
-    from shoal.protocol.topics import Topics
-
-    topic, found = Topics("reef").round, []
-    address = BrokerAddress.parse(DeviceMembership(fleet.home / "dev-1").broker)
-    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="wire-tap")
-    client.username_pw_set(address.username, address.password)
-    client.on_message = lambda _client, _data, message: found.append((message.topic, message.payload))
-    client.connect(address.host, address.port)
-    client.loop_start()
-    try:
-        client.subscribe(f"{topic}/#")
-        end = time.monotonic() + WAIT_S
-        while not found and time.monotonic() < end:
-            time.sleep(0.05)
-    finally:
-        client.loop_stop()
-        client.disconnect()
-    transfer = Reassembler().add("x", found[-1][1], 0.0)
+    tap = Client(DeviceMembership(fleet.home / "dev-1").broker, "wire-tap")
+    tap.transport.subscribe(f"{Topics('reef').round}/#")
+    tap.transport.start(require=True)
+    transfer = Reassembler().add("x", tap.message().payload, 0.0)
+    tap.transport.close()
     head, at = read_head(transfer.payload)
     key = membership.roster.aggregator.sign_key
     try:

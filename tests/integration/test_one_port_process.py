@@ -7,9 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +18,14 @@ from shoal.owner.broker.config import NGINX_PORT
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.transport.local_broker import find_mosquitto, free_port
+from shoal.transport.local_broker import (
+    answers,
+    find_mosquitto,
+    free_port,
+)
 from tests.helpers.places import WAIT_S, Place
 from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 MISSING = [name for name in ("mosquitto", "nginx", "tinyproxy") if not shutil.which(name, path="/usr/sbin:/usr/bin")]
 pytestmark = [
@@ -43,13 +46,8 @@ def running(name, port, *command):
     with Path(f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        end_s = time.monotonic() + WAIT_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            assert process.poll() is None, Path(f"{name}.log").read_text()
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
+        until(lambda: process.poll() is not None or answers(port), Path(f"{name}.log").read_text)
+        assert process.poll() is None, Path(f"{name}.log").read_text()
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -90,19 +88,6 @@ def place(tmp_path, monkeypatch):
     made.finish()
 
 
-def make_fleet(place, port):
-    """Make the fleet, its aggregator and the broker's files, as a person would."""
-    url = f"wss://localhost:{port}/mqtt"
-    owner = place.call("init", "shoal-fleet", "init", "owner", "--name", "reef", "--broker", url).split("owner ")[1]
-    place.call("card", "shoal-aggregator", "init", "server")
-    place.call("add", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
-    asked = [word for device in DEVICES for word in ("--device", device)]
-    place.call("config", "shoal-fleet", "broker-config", "owner", "broker", "--websockets", *asked)
-    place.call("add-again", "shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")  # with password and CA
-    grant = "owner/grants/aggregator.grant"
-    place.call("join", "shoal-aggregator", "join", "server", grant, "--owner", owner.split()[0])
-
-
 def enrol_devices(place):
     """Let the devices join, each by a line alone."""
     told = place.call("invite", "shoal-fleet", "invite", "owner", "--count", str(len(DEVICES)))
@@ -121,7 +106,7 @@ def enrol_devices(place):
 
 def test_a_fleet_through_one_port(place):
     home, port = place.home, free_port()
-    make_fleet(place, port)
+    place.make_fleet(f"wss://localhost:{port}/mqtt", DEVICES, "--websockets")
     proxy = int(place.environment["SHOAL_FLEET_PROXY"].rpartition(":")[2])
     with servers(home, port, proxy):
         place.start("server", "shoal-aggregator", "serve", "server")

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -10,7 +9,7 @@ from shoal.owner.cli.main import app
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto
 from shoal.version import VERSION, WIRE
-from tests.helpers.tasks import logistic_bundle
+from tests.helpers.forked_stages import begin
 from tests.helpers.waiting import until
 from tests.integration.other_versions import mixed_stage
 
@@ -42,8 +41,7 @@ def start(stage):
     stage.start_aggregator("--log", "debug")
     for name in NAMES:
         stage.start_device(name, stage.root.parent / f"{name}.npz", "--log", "debug")
-    bundle = logistic_bundle()
-    return stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS).run
+    return begin(stage, OPTIONS).run
 
 
 def status(stage):

@@ -8,9 +8,12 @@ import onnxruntime as ort
 import pytest
 
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers import calls
-from tests.helpers.forked_stages import ForkedStage
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.tasks import logistic_bundle, samples
 from tests.helpers.trees import ONE_THREAD
 
@@ -38,21 +41,15 @@ def test_owner_fetches_finished_runs_models(tmp_path):
         assert "Traceback" not in done.err
         return done
 
-    (tmp_path / "broker").mkdir()
-    with (
-        start_broker("mosquitto", tmp_path / "broker") as broker,
-        ForkedStage(tmp_path / "s", broker.url, NAMES) as stage,
-    ):
+    with stage_of(tmp_path, NAMES) as (stage, _):
         owner = stage.fleet.path
         none = call("get", owner, "--out", "m", "--json", status=11)
         assert json.loads(none.out)["error"]["type"] == "NotReadyError"
         assert "hint: start the aggregator" in none.err
-        plan = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options)
+        plan = begin(stage, options, bundle)
         assert call("list", owner).out == "run 1: fedavg, 3 rounds; not at the broker\n"
         stage.start_aggregator()
-        for seed, name in enumerate(NAMES):
-            x, y = samples(60, seed=seed)
-            np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+        for name in NAMES:
             stage.start_device(name, tmp_path / f"{name}.npz")
         stage.wait(plan.run, WAIT_S)
         first, second, *online = call("list", owner).out.splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,11 +20,14 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.files import read_certified
 from shoal.owner.runs.plan import chosen_origins, make_plan, write_run
 from shoal.protocol.recipe import Recipe
-from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers import calls
-from tests.helpers.forked_stages import ForkedStage
+from shoal.transport.local_broker import find_mosquitto
+from tests.helpers import calls, waiting
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.run_places import LONG_RUN, SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.tasks import logistic_bundle
 
 pytestmark = [
     pytest.mark.broker,
@@ -44,10 +46,7 @@ class Scene:
         self.root, self.stage = root, stage
 
     def until(self, reached, name="aggregator"):
-        end_s = time.monotonic() + WAIT_S
-        while not reached():
-            assert time.monotonic() < end_s, self.stage.log_of(name).read_text()[-3000:]
-            time.sleep(0.1)
+        waiting.until(reached, lambda: self.stage.log_of(name).read_text()[-3000:], WAIT_S, 0.1)
 
     def call(self, program, *arguments, status=0):
         done = calls.call(program, list(map(str, arguments)), self.root, {}, "")
@@ -77,16 +76,9 @@ class Scene:
 def burning(tmp_path, count):
     """Yield the scene, the devices' names and the number of the run, which is in its first rounds; OFF is off."""
     names = tuple(f"dev-{i:02d}" for i in range(count))
-    for seed, name in enumerate(names):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with (
-        start_broker("mosquitto", tmp_path / "broker") as broker,
-        ForkedStage(tmp_path / "s", broker.url, names, environment=SLOWLY) as stage,
-    ):
+    with stage_of(tmp_path, names, environment=SLOWLY) as (stage, _):
         scene = Scene(tmp_path, stage)
-        bundle = logistic_bundle()
-        first = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
+        first = begin(stage, LONG_RUN).run
         stage.start_aggregator()
         for name in names:
             scene.start_device(name)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import paho.mqtt.client
 import paho.mqtt.enums
 import pytest
 
 from shoal.errors import UntrustedError
 from shoal.owner.enrolment.connection import OwnerConnection
-from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers.forked_stages import ForkedStage
+from shoal.transport.local_broker import find_mosquitto
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.run_places import LONG_RUN, SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.waiting import until
 
 pytestmark = [
     pytest.mark.broker,
@@ -31,40 +31,25 @@ def forget_session(port, client_id):
     client = paho.mqtt.client.Client(paho.mqtt.enums.CallbackAPIVersion.VERSION2, client_id, clean_session=True)
     client.connect("127.0.0.1", port)
     client.loop_start()
-    end_s = time.monotonic() + WAIT_S
-    while not client.is_connected():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    until(client.is_connected, "the connection")
     client.disconnect()
     client.loop_stop()
 
 
 def test_it_ends_with_status_6(tmp_path):
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with (
-        start_broker("mosquitto", tmp_path / "broker") as broker,
-        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
-    ):
-        bundle = logistic_bundle()
-        run = stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG_RUN).run
+    with stage_of(tmp_path, NAMES, environment=SLOWLY) as (stage, broker):
+        run = begin(stage, LONG_RUN).run
         server = stage.start_aggregator()
         programs = {name: stage.start_device(name, tmp_path / f"{name}.npz") for name in NAMES}
 
-        def until(reached):
-            end_s = time.monotonic() + WAIT_S
-            while not reached():
-                assert time.monotonic() < end_s, server.log.read_text()[-3000:]
-                time.sleep(0.1)
-
-        until(lambda: any("dev-gone" in r["norms"] for r in stage.records(run)))
+        said = lambda: server.log.read_text()[-3000:]  # noqa: E731
+        until(lambda: any("dev-gone" in r["norms"] for r in stage.records(run)), said)
         assert programs["dev-gone"].stop() == 0
         stage.fleet.revoke("dev-gone")
         with OwnerConnection(stage.fleet, pytest.fail) as connection:
             connection.publish()
         closed = len(stage.records(run))
-        until(lambda: any("dev-gone" not in r["norms"] for r in stage.records(run)[closed:]))
+        until(lambda: any("dev-gone" not in r["norms"] for r in stage.records(run)[closed:]), said)
         forget_session(broker.port, "shoal-demo-dev-gone")
         again = stage.start_device("dev-gone", tmp_path / "dev-gone.npz")
         assert again.process.wait(WAIT_S) == UntrustedError.exit_code == 6, again.log.read_text()[-3000:]

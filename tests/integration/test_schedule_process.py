@@ -6,19 +6,20 @@ import json
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from aggregator.storage.store import read_last_record
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.documents import Schedule
 from shoal.protocol.recipe import Recipe
-from shoal.transport.local_broker import find_mosquitto, start_broker
+from shoal.transport.local_broker import find_mosquitto
 from tests.helpers import calls, waiting
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import FULL_BATCH
-from tests.helpers.forked_stages import ForkedStage
-from tests.helpers.tasks import logistic_bundle, samples
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 
 pytestmark = [
     pytest.mark.broker,
@@ -37,18 +38,12 @@ def until(reached, stage, wait_s=WAIT_S):
 def test_runs_follow_while_the_owner_is_away(tmp_path, count, runs, every_s):
     """All runs end with all devices, a new one never sooner than the order says, and the owner finds the order as it is."""
     names = tuple(f"dev-{i}" for i in range(count))
-    bundle = logistic_bundle()
-    with (
-        start_broker("mosquitto", tmp_path / "broker") as broker,
-        ForkedStage(tmp_path / "s", broker.url, names) as stage,
-    ):
+    with stage_of(tmp_path, names) as (stage, broker):
         order = Schedule(order=bytes(16), count=runs, interval_s=every_s, until_s=int(time.time()) + 7200)
         options = Recipe("fedavg", rounds=2, local=FULL_BATCH, min_contributors=2, quorum=0.5, deadline_s=5.0)
-        stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), options, order)
+        begin(stage, options, schedule=order)
         stage.start_aggregator()
-        for index, name in enumerate(names):
-            x, y = samples(40, seed=index)
-            np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+        for name in names:
             stage.start_device(name, tmp_path / f"{name}.npz")
 
         def ended(run):

@@ -7,13 +7,14 @@ import socket
 import threading
 from contextlib import suppress
 
-import numpy as np
 import pytest
 
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers.forked_stages import ForkedStage
-from tests.helpers.tasks import logistic_bundle, samples
+from shoal.transport.local_broker import find_mosquitto
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 
 pytestmark = [
     pytest.mark.broker,
@@ -77,12 +78,9 @@ class Manager:
 
 def test_both_programs_tell_service_manager(tmp_path, monkeypatch):
     """Both programs tell the service manager what they do."""
-    x, y = samples(60, seed=1)
-    np.savez(tmp_path / "d.npz", x=x, y=y)
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     with (
-        start_broker("mosquitto", tmp_path / "b") as broker,
-        ForkedStage(tmp_path / "s", broker.url, ("dev-0",)) as stage,
+        stage_of(tmp_path, ("dev-0",)) as (stage, broker),
         Manager(tmp_path / "server") as server,
         Manager(tmp_path / "device") as device,
     ):
@@ -91,10 +89,9 @@ def test_both_programs_tell_service_manager(tmp_path, monkeypatch):
         server.until(lambda text: text == f"READY=1\nSTATUS=connected to {broker.url}")
         server.until(lambda text: text == "STATUS=idle: waiting for a run")
         monkeypatch.setenv("NOTIFY_SOCKET", str(device.path))
-        stage.start_device("dev-0", tmp_path / "d.npz")
+        stage.start_device("dev-0", tmp_path / "dev-0.npz")
         device.until(lambda text: text == f"READY=1\nSTATUS=connected to {broker.url}")
-        bundle = logistic_bundle()
-        stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS)
+        begin(stage, OPTIONS)
         server.until(lambda text: text.startswith("STATUS=run 1, round "))
         device.until(lambda text: text.startswith("STATUS=fleet demo, run 1, round "))
         for manager in (server, device):

@@ -7,16 +7,17 @@ import re
 import signal
 import time
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from aggregator.cli import app
 from shoal.protocol.recipe import LocalTraining, Recipe
-from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers.forked_stages import ForkedStage
+from shoal.transport.local_broker import find_mosquitto
+from tests.helpers.forked_stages import (
+    begin,
+    stage_of,
+)
 from tests.helpers.run_places import SLOWLY
-from tests.helpers.tasks import logistic_bundle, samples
 
 pytestmark = [
     pytest.mark.broker,
@@ -60,13 +61,7 @@ def reasons(data):
 
 def test_dead_parties_are_told_truly(tmp_path):
     """A dead device a stopped broker and a killed aggregator are told truly."""
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with (
-        start_broker("mosquitto", tmp_path / "b") as broker,
-        ForkedStage(tmp_path / "s", broker.url, NAMES, environment=SLOWLY) as stage,
-    ):
+    with stage_of(tmp_path, NAMES, environment=SLOWLY) as (stage, broker):
         server = stage.aggregator_dir
         assert until(server, lambda d: not d["running"])["since"] is None
         stage.start_aggregator()
@@ -75,8 +70,7 @@ def test_dead_parties_are_told_truly(tmp_path):
         for name in NAMES:
             stage.start_device(name, tmp_path / f"{name}.npz")
         until(server, lambda d: [x["online"] for x in d["devices"]] == [True] * 3, within_s=30)
-        bundle = logistic_bundle()
-        stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), OPTIONS)
+        begin(stage, OPTIONS)
         data = until(server, lambda d: d["run"] and d["run"]["round"] > 3, within_s=30)
         assert (data["problems"], data["run"]["phase"], reasons(data)) == ([], "round", {})
         assert all(x["version"] and x["last_upload"] for x in data["devices"])

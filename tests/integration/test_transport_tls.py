@@ -1,6 +1,5 @@
 """TLS with client certificates, against a real broker."""
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.probe import certificate_expiry, log_in, own_expiries
 from tests.helpers.certificates import Authority
 from tests.helpers.mqtt_clients import Client, settle
+from tests.helpers.places import mosquitto
 
 pytestmark = pytest.mark.broker
 
@@ -26,14 +26,11 @@ def test_tls_with_client_certificates(tmp_path: Path, client: Callable[..., Clie
     authority.issue("server", server=True)
     authority.issue("device")
     port = free_port()
-    config = tmp_path / "tls.conf"
-    config.write_text(
-        f"listener {port} 127.0.0.1\ncafile {authority.file}\ncertfile {tmp_path}/server.pem\n"
-        f"keyfile {tmp_path}/server.key\nrequire_certificate true\nuse_identity_as_username true\nuser root\n"
+    lines = (
+        *(f"listener {port} 127.0.0.1", f"cafile {authority.file}", f"certfile {tmp_path}/server.pem"),
+        *(f"keyfile {tmp_path}/server.key", "require_certificate true", "use_identity_as_username true"),
     )
-    with (tmp_path / "tls.log").open("wb") as log:
-        broker = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
-    try:
+    with mosquitto(tmp_path, port, *lines):
         ours = {"cert_file": tmp_path / "device.pem", "key_file": tmp_path / "device.key"}
         url = f"mqtts://localhost:{port}"
         good = client(BrokerAddress.parse(url, ca_file=authority.file, **ours), "tls", "tls", start=False)
@@ -53,6 +50,3 @@ def test_tls_with_client_certificates(tmp_path: Path, client: Callable[..., Clie
         assert log_in(ours_at, "tls") == "5"
         good.transport.publish("tls", b"still here")
         assert good.message().payload == b"still here", "a probe takes over no session"
-    finally:
-        broker.terminate()
-        broker.wait()

@@ -1,8 +1,6 @@
 """Websockets and proxies, against a real broker: large packets, lost links, refusals."""
 
 import base64
-import socket
-import subprocess
 import time
 
 import pytest
@@ -14,6 +12,7 @@ from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.probe import certificate_expiry
 from tests.helpers.certificates import Authority
 from tests.helpers.mqtt_clients import Client, settle
+from tests.helpers.places import mosquitto
 from tests.helpers.proxies import ConnectProxy
 
 pytestmark = [
@@ -29,24 +28,15 @@ def broker(tmp_path_factory):
     authority = Authority(folder, "ours")
     authority.issue("server", server=True)
     plain, tls, bare = free_port(), free_port(), free_port()
-    secure = f"certfile {folder}/server.pem\nkeyfile {folder}/server.key\n"
-    config = folder / "b.conf"
-    config.write_text(
-        f"allow_anonymous true\nlistener {plain} 127.0.0.1\nprotocol websockets\nlistener {tls} 127.0.0.1\n"
-        f"protocol websockets\n{secure}listener {bare} 127.0.0.1\n{secure}user root\n"
+    secure = f"certfile {folder}/server.pem", f"keyfile {folder}/server.key"
+    lines = (
+        "allow_anonymous true",
+        *(f"listener {plain} 127.0.0.1", "protocol websockets"),
+        *(f"listener {tls} 127.0.0.1", "protocol websockets", *secure),
+        *(f"listener {bare} 127.0.0.1", *secure),
     )
-    with (folder / "b.log").open("wb") as log:
-        process = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        try:
-            socket.create_connection(("127.0.0.1", bare)).close()
-            break
-        except OSError:
-            time.sleep(0.02)
-    yield plain, tls, bare, authority.file
-    process.terminate()
-    process.wait()
+    with mosquitto(folder, bare, *lines):
+        yield plain, tls, bare, authority.file
 
 
 @pytest.fixture
@@ -83,10 +73,8 @@ def exchange(one, sizes=(0, 1, 125, 126, 66_000)):
 
 
 def test_packets_of_every_size(broker, client):
+    """Without and with TLS."""
     exchange(client(BrokerAddress.parse(f"ws://127.0.0.1:{broker[0]}"), "ws"))
-
-
-def test_a_websocket_over_tls(broker, client):
     exchange(client(BrokerAddress.parse(f"wss://localhost:{broker[1]}/mqtt", ca_file=broker[3]), "wss"))
 
 

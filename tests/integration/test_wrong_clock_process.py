@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import json
 import os
@@ -14,14 +15,12 @@ import time
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.simulation.process_fleet import Stage
-from shoal.transport.local_broker import find_mosquitto, free_port, start_broker
-from tests.helpers import calls
-from tests.helpers.tasks import logistic_bundle, samples
+from shoal.transport.local_broker import find_mosquitto, free_port
+from tests.helpers import calls, waiting
+from tests.helpers.forked_stages import stage_of
 from tests.helpers.trees import ONE_THREAD, PROGRAMS, ROOT
 
 LIBRARY = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1")
@@ -36,15 +35,6 @@ NAMES = ("dev-0", "dev-1", "dev-2")
 TOLD_WITHIN_S = 10.0
 SETTLED_S = 11.0
 """Until then the aggregator takes a presence for one that may have waited at the broker."""
-LONG = Recipe(
-    "fedavg",
-    rounds=100_000,
-    local=LocalTraining(epochs=1, batch_size=16, lr=0.2),
-    min_contributors=2,
-    quorum=0.6,
-    deadline_s=3.0,
-    seed=1,
-)
 
 
 def wrong_clock(shift):
@@ -92,12 +82,7 @@ def reasons(data):
     return {d["name"]: (d["reason"], d["advice"]) for d in data["devices"] if d["reason"]}
 
 
-def until(reached, within_s=TOLD_WITHIN_S):
-    end_s = time.monotonic() + within_s
-    while not (found := reached()):
-        assert time.monotonic() < end_s, "not within the time"
-        time.sleep(0.2)
-    return found
+until = functools.partial(waiting.until, within_s=TOLD_WITHIN_S, pause_s=0.2)
 
 
 class Fleet:
@@ -114,11 +99,6 @@ class Fleet:
 
     def start_device(self, name, *more):
         self.stage.start_device(name, self.root / f"{name}.npz", "--personal", "off", *more)
-
-    def train(self):
-        bundle = logistic_bundle()
-        self.stage.add_run(bundle, np.zeros((1, bundle.length), np.float32), LONG)
-        until(lambda: (self.status()["run"] or {}).get("round", 0) > 1, within_s=40)
 
     def settle(self):
         time.sleep(max(0.0, self.began_s + SETTLED_S - time.monotonic()))
@@ -139,10 +119,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path):
-    for seed, name in enumerate(NAMES):
-        x, y = samples(60, seed=seed)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    with start_broker("mosquitto", tmp_path / "b") as broker, Stage(tmp_path / "s", broker.url, NAMES) as stage:
+    with stage_of(tmp_path, NAMES, Stage) as (stage, _):
         yield Fleet(tmp_path, stage)
 
 
@@ -172,20 +149,7 @@ def test_a_device_whose_clock_is_wrong(fleet, shift, words):
         assert (found["clock"]["result"], found["roster"]["result"]) == ("failure", "failure")
         assert "behind the owner's" in found["roster"]["detail"]
         assert "timedatectl" in found["roster"]["advice"]
-
-
-def test_clock_years_ahead_expires_roster(fleet):
-    """It connects and takes no part, so that the aggregator knows no reason; the device itself does."""
-    fleet.start_aggregator()
-    with environment(wrong_clock("+3y")):
-        fleet.start_device("dev-2")
-    until(lambda: data_of("shoal-edge", "status", fleet.device("dev-2"), **wrong_clock("+3y")).get("connected"), 40)
-    mine = data_of("shoal-edge", "status", fleet.device("dev-2"), **wrong_clock("+3y"))
-    found = checks("shoal-edge", "doctor", fleet.device("dev-2"), **wrong_clock("+3y"))["roster"]
-    assert "roster_expired" in mine
-    assert found["result"] == "failure"
-    assert "this machine's clock says 20" in found["detail"]
-    assert "clock" in found["advice"]
+        expired_by_its_clock(fleet, "dev-1")
 
 
 def test_an_aggregator_whose_clock_is_wrong(fleet):
@@ -205,3 +169,16 @@ def test_an_aggregator_whose_clock_is_wrong(fleet):
     assert fleet.page()["problems"] == [problem]
     found = checks("shoal-aggregator", "doctor", fleet.stage.aggregator_dir, **wrong)
     assert problem["reason"] in found["service"]["detail"]
+
+
+def expired_by_its_clock(fleet, name):
+    """Start a device under a clock that is years ahead: it connects and takes no part, and knows the reason itself."""
+    ahead = wrong_clock("+3y")
+    fleet.stage.stop(name)
+    with environment(ahead):
+        fleet.start_device(name)
+    until(lambda: "roster_expired" in data_of("shoal-edge", "status", fleet.device(name), **ahead), within_s=40)
+    found = checks("shoal-edge", "doctor", fleet.device(name), **ahead)["roster"]
+    assert found["result"] == "failure"
+    assert "this machine's clock says 20" in found["detail"]
+    assert "clock" in found["advice"]
