@@ -92,6 +92,8 @@ def test_late_request_uses_no_number(desk):
     answer, _ = desk.ask(sequence=9, expires_at_s=int(time.time()) - 5)
     assert (answer.outcome, answer.accepted) == (Outcome.EXPIRED, 0)
     assert "by the aggregator's clock" in answer.reason
+    answer, _ = desk.ask(RequestAction.PAUSE, run=7, sequence=2)
+    assert (answer.outcome, answer.accepted) == (Outcome.UNKNOWN, 2), "a refused one uses up its number"
 
 
 def test_request_after_a_restore(desk, tmp_path):
@@ -110,11 +112,6 @@ def test_request_after_a_restore(desk, tmp_path):
     assert desk.take(desk.seal(made_later))[0].outcome is Outcome.DONE
     desk.start()
     assert desk.take(recorded)[0].outcome is Outcome.REPLAYED
-
-
-def test_refused_request_uses_up_its_number(desk):
-    answer, _ = desk.ask(RequestAction.PAUSE, run=7, sequence=2)
-    assert (answer.outcome, answer.accepted) == (Outcome.UNKNOWN, 2)
 
 
 def test_full_disk_is_answered(desk, monkeypatch):

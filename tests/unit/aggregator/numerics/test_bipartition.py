@@ -43,19 +43,6 @@ def brute_force(similarity: Matrix) -> float:
     return best
 
 
-def union_find(similarity: Matrix) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cfl Alg. 1 as printed: a stable sort of all pairs, merged until two sets remain."""
-    size = len(similarity)
-    set_of = list(range(size))
-    for flat in np.argsort(-similarity.ravel(), kind="stable"):
-        if len(set(set_of)) == 2:
-            break
-        one, other = (set_of[i] for i in divmod(int(flat), size))
-        set_of = [one if label == other else label for label in set_of]
-    left = tuple(i for i in range(size) if set_of[i] == set_of[0])
-    return left, tuple(i for i in range(size) if set_of[i] != set_of[0])
-
-
 def naive_complete(similarity: Matrix) -> set[frozenset[int]]:
     """Complete linkage by looking at every pair of clusters for every merge."""
     clusters = [frozenset([i]) for i in range(len(similarity))]
@@ -86,17 +73,6 @@ def test_single_reaches_the_optimum(size: int, decimals: int | None) -> None:
         check_shape(result, size)
         assert result.cross_max == brute_force(similarity)
         assert result.cross_max == cross_max(similarity, result.left, result.right)
-
-
-@pytest.mark.parametrize("size", [5, 20, 40])
-def test_ties_have_algorithm_1s_objective(size: int) -> None:
-    """On ties the objective is that of algorithm 1."""
-    rng = np.random.default_rng(200 + size)
-    for _ in range(10):
-        similarity = random_similarity(rng, size, decimals=1)
-        result = bipartition(similarity)
-        check_shape(result, size)
-        assert result.cross_max == cross_max(similarity, *union_find(similarity))
 
 
 @pytest.mark.parametrize("size", [2, 3, 9, 25])

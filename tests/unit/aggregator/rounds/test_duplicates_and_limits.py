@@ -10,7 +10,7 @@ from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, RoundClosed
 from shoal.protocol.messages import DeclineReason, Phase
 from tests.helpers.engines import DEVICES, give, kinds, mean_of, opened
-from tests.helpers.plans import KEY_VERSION, D, digest_of, engine_of, run_plan, stored, upload_of
+from tests.helpers.plans import KEY_VERSION, D, digest_of, engine_of, stored, upload_of
 
 DIGEST = b"d" * 32
 
@@ -38,6 +38,15 @@ REFUSALS = {
     "a loss that no float32 holds": ({"loss": 1e300}, "beyond the limit for reports"),
     "a loss below what a float32 holds": ({"loss": -1e300}, "beyond the limit for reports"),
 }
+
+
+def says(engine, state, device="dev-1", **changes):
+    """Return what the engine says of an upload of a device with these fields."""
+    upload, _ = upload_of(engine, state, device, **changes)
+    return engine.validate(state, upload, DIGEST)
+
+
+STORED = (Decision.STORE, "")
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -73,20 +82,17 @@ def test_unordered_vector_is_refused():
     engine, state = opened(devices=("dev-1",), rounds=1)
     state, _ = give(engine, state, "dev-1")
     assert state.plan.final
-    report, _ = upload_of(engine, state, "dev-1")
-    assert engine.validate(state, report, DIGEST) == (Decision.STORE, "")
-    assert engine.validate(state, dataclasses.replace(report, length=6), DIGEST)[1] == "a vector of length 6"
+    assert says(engine, state) == STORED
+    assert says(engine, state, length=6) == (Decision.REFUSE, "a vector of length 6")
 
 
 def test_counts_are_wanted_if_ordered():
     """Counts that were not asked for tell about a device's data; missing ones would falsify the accuracy."""
     engine, state = opened(devices=("dev-1",), evaluate_every=1)
     assert state.plan.assignments["dev-1"].evaluate
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-    for counts in ({"correct": 0, "tested": 0}, {"correct": 5, "tested": 4}):
-        changed = dataclasses.replace(upload, **counts)
-        assert engine.validate(state, changed, DIGEST) == (Decision.REFUSE, "impossible counts")
+    assert says(engine, state) == STORED
+    assert says(engine, state, correct=0, tested=0) == (Decision.REFUSE, "impossible counts")
+    assert says(engine, state, correct=5, tested=4) == (Decision.REFUSE, "impossible counts")
 
 
 def test_one_margin_a_candidate():
@@ -94,9 +100,8 @@ def test_one_margin_a_candidate():
     engine, state = opened(devices=("dev-1",))
     assignment = dataclasses.replace(state.plan.assignments["dev-1"], candidates=(0, 1), train=False, margins=True)
     state = dataclasses.replace(state, plan=dataclasses.replace(state.plan, assignments={"dev-1": assignment}))
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-    assert engine.validate(state, dataclasses.replace(upload, margins=()), DIGEST)[1] == "0 margins"
+    assert says(engine, state) == STORED
+    assert says(engine, state, margins=()) == (Decision.REFUSE, "0 margins")
 
 
 def test_nearest_is_one_to_compare_with():
@@ -105,9 +110,7 @@ def test_nearest_is_one_to_compare_with():
     assignment = dataclasses.replace(state.plan.assignments["dev-1"], compare=(1, 2))
     plan = dataclasses.replace(state.plan, assignments={**state.plan.assignments, "dev-1": assignment})
     state = dataclasses.replace(state, plan=plan)
-    upload, _ = upload_of(engine, state, "dev-1")
-    for model, decision in ((0, Decision.REFUSE), (1, Decision.STORE), (2, Decision.STORE), (3, Decision.REFUSE)):
-        assert engine.validate(state, dataclasses.replace(upload, nearest=model), DIGEST)[0] is decision
+    assert [model for model in range(4) if says(engine, state, nearest=model) == STORED] == [1, 2]
 
 
 def test_stored_upload_counts_once():
@@ -141,25 +144,18 @@ def test_finished_run_knows_what_came_last():
 def test_every_round_has_its_own_key():
     """Every round has its own key whose id the aggregator does not know."""
     engine, state = opened()
-    upload, _ = upload_of(engine, state, "dev-1")
-    for key_id in (b"a" * 16, b"b" * 16):
-        given = dataclasses.replace(upload, key_id=key_id)
-        assert engine.validate(state, given, DIGEST) == (Decision.STORE, "")
+    assert [says(engine, state, key_id=key_id) for key_id in (b"a" * 16, b"b" * 16)] == [STORED] * 2
 
 
 def test_ordered_checkpoints_or_none():
     """A device may attach the checkpoints that were ordered or none."""
     engine, state = opened(participation=0.2)
     (device,) = state.plan.assignments
-    upload, _ = upload_of(engine, state, device)
     most = engine.most_attached(state, device)
     assert state.plan.assignments[device].seal == (0,)
     assert 4 * engine.run.length < most < 100_000
-    for size, expected in ((0, Decision.STORE), (most, Decision.STORE), (most + 1, Decision.REFUSE)):
-        assert engine.validate(state, dataclasses.replace(upload, attached=size), DIGEST)[0] is expected
-    engine, state = opened()
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.validate(state, dataclasses.replace(upload, attached=1), DIGEST)[0] is Decision.REFUSE
+    assert [n for n in (0, most, most + 1) if says(engine, state, device, attached=n) == STORED] == [0, most]
+    assert says(*opened(), attached=1)[0] is Decision.REFUSE
 
 
 # -- The engine leaves out updates of excessive norm when a round closes, and caps weights; records and resume metadata say so --
@@ -225,9 +221,7 @@ def test_refused_upload_is_in_no_quorum():
     """With a quorum of .9 of 5 devices a round would otherwise wait for the refused one for ever."""
     engine, state = opened(quorum=0.9)
     state, _ = engine.handle(state, Declined(GIANT, engine.nonce(1), DeclineReason.UPLOAD))
-    for device in DEVICES[:-1]:
-        upload, body = upload_of(engine, state, device)
-        state, _ = engine.handle(state, stored(upload, body))
+    state, _ = give(engine, state, *DEVICES[:-1])
     assert state.round == 1
     state, _ = engine.handle(state, DeadlinePassed(1))
     assert state.round == 2
@@ -245,11 +239,9 @@ def test_refused_and_revoked_counts_once():
 def test_uniform_weighting_refuses_counts():
     """Under uniform weighting a sample count is refused."""
     engine, state = opened(weighting="uniform")
-    upload, body = upload_of(engine, state, GIANT, samples=1)
-    assert engine.validate(state, upload, digest_of(upload, body))[0] is Decision.STORE
+    assert says(engine, state, samples=1) == STORED
     for samples in (2, 2**32 - 1):
-        lie = dataclasses.replace(upload, samples=samples)
-        verdict, reason = engine.validate(state, lie, digest_of(lie, body))
+        verdict, reason = says(engine, state, samples=samples)
         assert verdict is Decision.REFUSE
         assert "uniform" in reason
 
@@ -262,14 +254,9 @@ THREE = ("dev-1", "dev-2", "dev-3")
 
 def second_round(eta):
     """Return (engine, state) of FedGroup with the first round of training open."""
-    engine = engine_of(run_plan("fedgroup", {"groups": 1, "alpha": 3, "eta_g": eta}))
-    state, _ = engine.begin(THREE)
-    for device in THREE:
-        state, _ = engine.handle(state, CameOnline(device))
+    engine, state = opened(THREE, algorithm="fedgroup", settings={"groups": 1, "alpha": 3, "eta_g": eta})
     for i, device in enumerate(THREE):
-        upload, body = upload_of(engine, state, device, values=[i + 1.0] * 6)
-        assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-        state, _ = engine.handle(state, stored(upload, body))
+        state, _ = give(engine, state, device, values=[i + 1.0] * 6)
     assert state.round == 2
     return engine, state
 
@@ -278,17 +265,14 @@ def test_ordered_norm_is_wanted():
     """Validate wants a norm where the order asks for it."""
     engine, state = second_round(0.1)
     assert state.plan.assignments["dev-1"].norm
-    upload, _ = upload_of(engine, state, "dev-1", model_norm=2.5)
-    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-    for norm in (0.0, -1.0, 1e200, math.nan, math.inf):
-        assert engine.validate(state, dataclasses.replace(upload, model_norm=norm), DIGEST)[0] is Decision.REFUSE
+    norms = (2.5, 0.0, -1.0, 1e200, math.nan, math.inf)
+    assert [norm for norm in norms if says(engine, state, model_norm=norm) == STORED] == [2.5]
 
 
 def test_unordered_norm_is_refused():
     """Validate wants none where it does not."""
     engine, state = second_round(0)
-    upload, _ = upload_of(engine, state, "dev-1")
-    assert engine.validate(state, upload, DIGEST) == (Decision.STORE, "")
-    verdict, reason = engine.validate(state, dataclasses.replace(upload, model_norm=2.5), DIGEST)
+    assert says(engine, state) == STORED
+    verdict, reason = says(engine, state, model_norm=2.5)
     assert verdict is Decision.REFUSE
     assert "not asked for" in reason

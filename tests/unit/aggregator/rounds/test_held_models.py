@@ -28,6 +28,10 @@ def test_most_named_digest_is_accepted():
     assert found.out_of_step == {"dev-2": 0}
     assert [c.device for c in found.accepted] == ["dev-1", "dev-3", "dev-4", "dev-5"]
     assert found.digests == {ORIGIN: digest(ORIGIN)}
+    updates = [update("dev-1", 1, {ORIGIN}, trained=False, key_id=bytes(16)), update("dev-2", 1, {ORIGIN})]
+    assert agree(begun(), {0: ORIGIN}, updates).out_of_step == {}, "without a vector the state alone is compared"
+    updates = [update("dev-1", 3, {StateId(0, 2)}), update("dev-2", 3, {StateId(1, 2)})]
+    assert agree(begun(), {0: StateId(0, 2)}, updates).out_of_step == {"dev-2": 0}, "its statement lacks the state"
 
 
 def test_untrained_model_may_differ():
@@ -37,12 +41,6 @@ def test_untrained_model_may_differ():
     found = agree(begun(held_plan(origins=2)), {0: ORIGIN, 1: other}, updates)
     assert found.out_of_step == {}
     assert [d for d in NAMES if not found.agrees(d)] == ["dev-2"]
-
-
-def test_vectorless_is_compared_by_state():
-    """An update without a vector is compared by its state alone."""
-    updates = [update("dev-1", 1, {ORIGIN}, trained=False, key_id=bytes(16)), update("dev-2", 1, {ORIGIN})]
-    assert agree(begun(), {0: ORIGIN}, updates).out_of_step == {}
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.randoms(use_true_random=False))
@@ -84,12 +82,6 @@ def test_offered_model_is_at_a_held_state(model):
     """An offered model is at a state that devices hold."""
     with pytest.raises(IntegrityError):
         offers_of(RoundPlan(1, {0: model}, {"dev-1": TRAIN}), begun().states)
-
-
-def test_missing_statement_is_out_of_step():
-    """An update whose statement lacks its state is out of step."""
-    updates = [update("dev-1", 3, {StateId(0, 2)}), update("dev-2", 3, {StateId(1, 2)})]
-    assert agree(begun(), {0: StateId(0, 2)}, updates).out_of_step == {"dev-2": 0}
 
 
 def test_differing_compared_model_counts():

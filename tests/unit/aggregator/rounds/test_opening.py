@@ -44,13 +44,9 @@ def test_lacking_device_is_left_out():
     assert list(ready.plan.assignments) == ["dev-1", "dev-2", "dev-3"]
     assert [o.seal for o in ready.plan.assignments.values() if o.seal] == [(0,)]
     assert (ready.held, ready.events) == (held, ())
-
-
-def test_all_in_step_order_nothing():
-    """A round in which all are in step orders nothing."""
     held = rounds(2)
-    ready = prepare((newest(held),), held, NAMES, RUN, planning())
-    assert all(not o.seal for o in ready.plan.assignments.values())
+    orders = prepare((newest(held),), held, NAMES, RUN, planning()).plan.assignments
+    assert all(not o.seal for o in orders.values()), "all are in step"
 
 
 def test_too_few_holders_hand_the_model_over():
@@ -81,6 +77,13 @@ def test_round_waits_for_holders_then_asks():
     assert ready.plan.assignments["dev-3"].seal == (0,)
     declined = dataclasses.replace(held, lacking={"dev-4": 5, "dev-5": 5})
     assert prepare((newest(held),), declined, there, RUN, planning()) is None
+    ready = prepare((newest(held),), held, there, RUN, planning(final=True), waited=False)
+    assert (tuple(ready.plan.assignments), ready.checkpoints_only) == (there, False), (
+        "the final round leaves nobody out"
+    )
+    assert prepare((newest(held),), held, there[1:], RUN, planning(final=True), waited=False) is None, (
+        "but none holds it"
+    )
 
 
 def test_openable_model_goes_back_in_time():
@@ -93,16 +96,6 @@ def test_openable_model_goes_back_in_time():
     ready = prepare((newest(held),), held, there, RUN, planning())
     assert [(e.kind, e.detail) for e in ready.events] == [("model_went_back", {"model": 0, "from": 4, "to": 0})]
     assert tuple(ready.plan.assignments) == there
-
-
-def test_nobody_is_left_out_of_final_round():
-    """No device is left out of the final round unless none holds the model."""
-    held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2", "dev-3"))
-    there = ("dev-3", "dev-4", "dev-5")
-    ready = prepare((newest(held),), held, there, RUN, planning(final=True), waited=False)
-    assert tuple(ready.plan.assignments) == there
-    assert not ready.checkpoints_only
-    assert prepare((newest(held),), held, there[1:], RUN, planning(final=True), waited=False) is None
 
 
 def dead_cluster():
@@ -205,61 +198,60 @@ def with_a_direction(devices=NAMES[:4], sealed=None):
     return (newest(dataclasses.replace(held, states=rounds(4).states)), ClusterModel(number)), held
 
 
+def placed(devices=NAMES[:4], there=NAMES, sealed=None, **changes):
+    """Return the round that opens with the direction at ``devices``, after changes to what is held."""
+    state, held = with_a_direction(devices, sealed)
+    return prepare(state, dataclasses.replace(held, **changes), there, RUN, placing_planning)
+
+
+def phases(ready):
+    return {d: o.phase for d, o in ready.plan.assignments.items()}
+
+
+SEALED = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
+
+
 def test_newcomer_waits_for_what_it_lacks():
     """A newcomer waits while a device seals what it lacks."""
-    state, held = with_a_direction()
-    ready = prepare(state, held, NAMES, RUN, placing_planning)
-    orders = ready.plan.assignments
-    assert list(orders) == list(NAMES[:4])
-    assert {o.phase for o in orders.values()} == {Phase.TRAIN}
+    ready = placed()
+    assert phases(ready) == dict.fromkeys(NAMES[:4], Phase.TRAIN)
     assert {0, DIRECTION} == set(ready.plan.models)
-    assert sorted(m for o in orders.values() for m in o.seal) == [0, DIRECTION]
+    assert sorted(m for o in ready.plan.assignments.values() for m in o.seal) == [0, DIRECTION]
     assert ready.plan.otherwise is None
-    assert prepare(state, held, NAMES, RUN, placing_planning) == ready
+    assert placed().plan == ready.plan
 
 
 def test_newcomer_with_checkpoint_is_placed():
     """A newcomer with a checkpoint is placed and nobody else is asked."""
-    state, held = with_a_direction()
-    sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
-    state, held = with_a_direction(sealed=sealed)
-    ready = prepare(state, held, NAMES, RUN, placing_planning)
-    assert {d: o.phase for d, o in ready.plan.assignments.items()} == {LATE: Phase.PLACE}
+    ready = placed(sealed=SEALED)
+    assert phases(ready) == {LATE: Phase.PLACE}
     assert ready.plan.otherwise is None
 
 
 def test_holders_are_not_needed_in_placement():
     """Devices without an assignment may lack what only newcomers compare with."""
-    sealed = dataclasses.replace(rounds(1, seal=lambda _: "dev-1").certified[0], state=STATE, round=4)
-    state, held = with_a_direction(devices=("dev-1", "dev-2"), sealed=sealed)
-    late = Named(0, (StateId(0, 0),))
-    held = dataclasses.replace(held, named={**held.named, "dev-3": late, "dev-4": late})
-    assert list(prepare(state, held, NAMES, RUN, placing_planning).plan.assignments) == [LATE]
+    two, late = ("dev-1", "dev-2"), Named(0, (StateId(0, 0),))
+    named = {**with_a_direction(two, SEALED)[1].named, "dev-3": late, "dev-4": late}
+    assert list(phases(placed(two, sealed=SEALED, named=named))) == [LATE]
 
 
 @pytest.mark.parametrize("signers", [(), ("dev-1",)])
 def test_without_holder_other_plan_is_taken(signers):
     """No device holds it, or too few have signed it for a newcomer to believe it."""
-    state, held = with_a_direction(devices=signers)
-    ready = prepare(state, held, NAMES, RUN, placing_planning)
-    assert list(ready.plan.assignments) == list(NAMES)
-    assert {o.phase for o in ready.plan.assignments.values()} == {Phase.TRAIN}
+    ready = placed(signers)
+    assert phases(ready) == dict.fromkeys(NAMES, Phase.TRAIN)
     assert set(ready.plan.models) == {0}
 
 
 def test_too_few_devices_take_the_other_plan():
     """The other plan is followed too if too few devices are left."""
-    state, held = with_a_direction()
-    ready = prepare(state, held, ("dev-1", LATE), RUN, placing_planning)
-    assert {d: o.phase for d, o in ready.plan.assignments.items()} == {"dev-1": Phase.TRAIN, LATE: Phase.TRAIN}
+    assert phases(placed(there=("dev-1", LATE))) == {"dev-1": Phase.TRAIN, LATE: Phase.TRAIN}
 
 
 def test_left_out_devices_bring_no_placement():
     """A newcomer that lacks the model as well is left out, and the plan for the others is the other one again."""
-    state, held = with_a_direction(devices=())
-    held = dataclasses.replace(held, named={d: n for d, n in held.named.items() if d != "dev-4"})
-    held = dataclasses.replace(held, lacking={"dev-4": 4})
-    ready = prepare(state, held, NAMES, RUN, placing_planning)
-    assert LATE in ready.plan.assignments
-    assert "dev-4" not in ready.plan.assignments
-    assert {o.phase for o in ready.plan.assignments.values()} == {Phase.TRAIN}
+    named = {d: n for d, n in with_a_direction(())[1].named.items() if d != "dev-4"}
+    found = phases(placed((), named=named, lacking={"dev-4": 4}))
+    assert found == dict.fromkeys(found, Phase.TRAIN)
+    assert LATE in found
+    assert "dev-4" not in found

@@ -99,13 +99,6 @@ def test_stop_now_closes_with_durable_ones():
     assert order(engine, state, Order.STOP_NOW) == (state, ())
 
 
-def test_stop_in_a_pause_ends_the_run():
-    """A run stopped in a pause goes on to its final round."""
-    engine, state = paused()
-    state, actions = order(engine, state, Order.STOP)
-    assert (kinds(actions), state.plan.final) == (["OpenRound"], True)
-
-
 def test_stop_waits_for_devices_to_return():
     """A run stopped while devices are away ends once they are back."""
     engine, state = paused()

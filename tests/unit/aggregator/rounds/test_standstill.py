@@ -45,29 +45,14 @@ def run(rounds, least=3, participation=1.0, before=None):
     return state, told
 
 
-def test_moving_cluster_is_not_reported():
-    """A cluster that moves in every round is never reported."""
-    state, events = run(facts(round_, version=round_) for round_ in range(1, 30))
-    assert (state.now, events) == ((), [])
-
-
-def test_reported_once_after_three_rounds():
-    """It is reported once after three rounds and shown while it lasts."""
-    state, events = run(facts(round_, FIVE[:2]) for round_ in range(1, ROUNDS_STILL))
-    assert (state.now, events) == ((), [])
-    state, events = run((facts(round_, FIVE[:2]) for round_ in range(ROUNDS_STILL, 9)), before=state)
-    (event,) = events
-    assert (event.kind, event.round, event.detail["cluster"]) == (STANDS_STILL, ROUNDS_STILL, 0)
-    assert event.detail["rounds"] == ROUNDS_STILL
-    (still,) = state.now
-    assert (still.cluster, still.devices, still.rounds) == (0, 2, 8)
-
-
 def test_end_is_reported_once():
     """The end is reported once and a second standstill again."""
     rounds = [facts(r, FIVE[:2]) for r in range(1, 6)]
     rounds += [facts(r, FIVE, version=r) for r in range(6, 9)]
     rounds += [facts(r, FIVE[:2], version=8) for r in range(9, 13)]
+    state, events = run(rounds[:5])
+    assert [(e.round, e.kind, e.detail["cluster"], e.detail["rounds"]) for e in events] == [(3, STANDS_STILL, 0, 3)]
+    assert [(still.cluster, still.devices, still.rounds) for still in state.now] == [(0, 2, 5)], "shown while it lasts"
     state, events = run(rounds)
     assert [(e.round, e.kind) for e in events] == [(3, STANDS_STILL), (6, MOVES_AGAIN), (11, STANDS_STILL)]
     assert events[1].detail == {"cluster": 0, "rounds": 5}

@@ -108,13 +108,6 @@ def test_the_reason_of_a_late_upload(finished, reason):
     assert too_late(fleet(finished=finished)) == reason
 
 
-def test_device_that_uploaded_may_leave():
-    """A device that has uploaded may leave."""
-    state = received(asking("a", "b"), "a")
-    off = on_offline(state, "a")
-    assert (off.awaited, off.asked, set(off.unavailable)) == (1, 2, set())
-
-
 def test_declined_is_not_awaited_online():
     """A device that declined is not waited for though it is online."""
     state = on_declined(asking("a", "b"), "a", DATA)
@@ -132,13 +125,6 @@ def test_declined_does_not_count_as_able(reason, asked, able, late):
     assert (state.asked, state.able, state.unable) == (asked, able, {"a": reason.name.lower()})
     assert dataclasses.replace(state, deadline_passed=True).able == late
     assert on_declined(state, "a", KEYS).able == 3, "its newest word counts"
-
-
-def test_let_in_again_counts_again():
-    """A device that is let in again counts again."""
-    state = on_online(on_revoked(asking("a", "b"), "a"), "a")
-    assert (state.asked, state.awaited) == (2, 2)
-    assert "a" in state.devices
 
 
 def test_counts_are_those_of_the_sets():

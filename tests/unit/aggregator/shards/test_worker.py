@@ -53,7 +53,6 @@ class WorkerScene(Scene):
 
     def upload(self, values, device="dev-1", round_=1, **changes):
         """Send a device's part to the worker, and return the sealed message."""
-        receiver, identity = self.workers[NUMBER].identity.member, self.members[device].identity
         header = UploadPart(
             fleet="reef",
             run_id=self.run.run_id,
@@ -61,14 +60,18 @@ class WorkerScene(Scene):
             phase=Phase.TRAIN,
             nonce=bytes(16),
             device=device,
-            recipient=receiver.seal_key,
+            recipient=self.workers[NUMBER].identity.member.seal_key,
             worker=NUMBER,
         )
-        body = np.asarray(values, "<f4").tobytes()
-        head = channels.PART.head("reef", device, receiver.name)
         message = encode(dataclasses.replace(header, **changes))
+        return self.seal(device, channels.PART, message, np.asarray(values, "<f4").tobytes(), round_)
+
+    def seal(self, device, channel, message, body=b"", round_=1):
+        """Seal a device's message to the worker, send it, and return it."""
+        identity, receiver = self.members[device].identity, self.workers[NUMBER].identity.member
+        head = channel.head("reef", device, receiver.name)
         parcel = seal_message_to_member(identity, receiver.seal_key, head, message, body)
-        self.send(parcel, device, round_)
+        self.send(parcel, device, round_, channel)
         return parcel
 
     def send(self, parcel, device="dev-1", round_=1, channel=channels.PART):
@@ -81,7 +84,6 @@ class WorkerScene(Scene):
 
     def remind(self, about, device="dev-1"):
         """Send a device's reminder of a part, and return what the worker asks the device for."""
-        identity, receiver = self.members[device].identity, self.workers[NUMBER].identity.member
         reminder = Reminder(
             fleet="reef",
             device=device,
@@ -93,13 +95,8 @@ class WorkerScene(Scene):
             chunk_bytes=1 << 16,
             turn=1,
         )
-        head = channels.PART_REMINDER.head("reef", device, receiver.name)
         self.asked = []
-        self.send(
-            seal_message_to_member(identity, receiver.seal_key, head, encode(reminder)),
-            device,
-            channel=channels.PART_REMINDER,
-        )
+        self.seal(device, channels.PART_REMINDER, encode(reminder))
         return self.asked
 
     def means(self, *digests, number=1):

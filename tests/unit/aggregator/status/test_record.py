@@ -59,6 +59,12 @@ def device(built, name="dev-2"):
     return next(d for d in built.devices if d.name == name)
 
 
+def problem(built):
+    """Return reason and advice of the one problem of the fleet."""
+    (found,) = built.problems
+    return found.reason, found.advice
+
+
 def blamed(built):
     """Return the devices of which anything is said."""
     missing = () if built.run is None else built.run.missing
@@ -102,9 +108,7 @@ def test_broker_down_blames_no_device():
     assert (built.running, built.connected, built.since_s) == (True, False, NOW - 30)
     assert blamed(built) == set()
     assert {d.online for d in built.devices} == {None}
-    (problem,) = built.problems
-    assert problem.reason == "no connection to the broker at mqtt://reef:1883: Connection refused"
-    assert problem.advice == record.BROKER_HINT
+    assert problem(built) == ("no connection to the broker at mqtt://reef:1883: Connection refused", record.BROKER_HINT)
     assert (built.run.phase, built.run.received) == ("round", 2), "what is known stays"
 
 
@@ -138,9 +142,7 @@ def test_passed_deadline_says_what_to_do():
         ROUND, deadline_at_s=NOW - 3, deadline_passed=True, shortage="2 answered and 3 must", advice="start dev-2 again"
     )
     built = status(live(run=late))
-    (problem,) = built.problems
-    assert problem.reason == "run 4 can't go on: its deadline has passed, 2 answered and 3 must"
-    assert problem.advice == "start dev-2 again"
+    assert problem(built) == ("run 4 can't go on: its deadline has passed, 2 answered and 3 must", "start dev-2 again")
     assert device(built).reason == "online, but has not answered round 7 within its deadline"
     assert built.run.missing[0].reason == device(built).reason
     assert blamed(built) == {"dev-2"}
@@ -423,9 +425,7 @@ def test_missing_worker_is_a_problem():
     here, gone = built.workers
     assert (here.online, here.waits_for, here.reason) == (True, "the parts of 1 upload", "")
     assert (gone.online, gone.waits_for, gone.reason) == (False, "its connection", "is not connected")
-    (problem,) = built.problems
-    assert problem.reason == "worker worker-1 is not connected: the round waits for it"
-    assert problem.advice == gone.advice
+    assert problem(built) == ("worker worker-1 is not connected: the round waits for it", gone.advice)
     assert "shard serve" in gone.advice
     assert built.document()["workers"][0] == {
         "name": "worker-0",

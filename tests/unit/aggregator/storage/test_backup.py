@@ -37,6 +37,13 @@ def server(parties, tmp_path):
     return tmp_path / "server"
 
 
+def moved(directory, tmp_path):
+    """Back a directory up, restore that elsewhere, and return the backup and the other directory."""
+    made = save(directory, tmp_path / "file")
+    restore(tmp_path / "file", tmp_path / "again")
+    return made, tmp_path / "again"
+
+
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file() and path.name[0] != "."}
 
@@ -46,27 +53,16 @@ def test_holds_what_can_not_be_had_again(server, tmp_path):
     (server / "run-000001").mkdir()
     (server / "runs" / "000001.run").write_bytes(b"a run")
     before = contents(server)
-    made = save(server, tmp_path / "file")
+    made, again = moved(server, tmp_path)
     assert (made.fleet, made.roster) == ("reef", AggregatorMembership(server).roster.sequence)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
-    restore(tmp_path / "file", tmp_path / "again")
-    after = contents(tmp_path / "again")
-    for name in (KEY_FILE, LEAST_FILE, ROSTER_FILE, GRANT_FILE, CHOICE_FILE):
-        assert after[name] == before[name]
-    assert set(after) == {
-        KEY_FILE,
-        LEAST_FILE,
-        ROSTER_FILE,
-        GRANT_FILE,
-        CHOICE_FILE,
-        ORDERS_FILE,
-        TOLD_FILE,
-        "backup.last",
-    }
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "again").iterdir() if path.is_file()} == {0o600}
-    assert list((tmp_path / "again" / "runs").iterdir()) == []
-    assert AggregatorMembership(tmp_path / "again").identity.member == AggregatorMembership(server).identity.member
-    orders = read_orders(tmp_path / "again")
+    after, kept = contents(again), (KEY_FILE, LEAST_FILE, ROSTER_FILE, GRANT_FILE, CHOICE_FILE)
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert set(after) == {*kept, ORDERS_FILE, TOLD_FILE, "backup.last"}
+    assert {path.stat().st_mode & 0o777 for path in again.iterdir() if path.is_file()} == {0o600}
+    assert list((again / "runs").iterdir()) == []
+    assert AggregatorMembership(again).identity.member == AggregatorMembership(server).identity.member
+    orders = read_orders(again)
     assert (orders.accepted, orders.of(RUN)) == (7, Order.PAUSE)
 
 
@@ -83,9 +79,8 @@ def test_a_worker_has_one_as_well(tmp_path):
     place = RunPlace(tmp_path)
     grant = place.owner.add_helper("worker", workers.init(tmp_path / "worker-0", "worker-0").read_bytes())
     workers.join(tmp_path / "worker-0", grant.read_bytes(), place.owner.fingerprint)
-    save(tmp_path / "worker-0", tmp_path / "file")
-    restore(tmp_path / "file", tmp_path / "again")
-    assert workers.WorkerMembership(tmp_path / "again").identity.name == "worker-0"
+    _, again = moved(tmp_path / "worker-0", tmp_path)
+    assert workers.WorkerMembership(again).identity.name == "worker-0"
 
 
 CHANGES = {
@@ -121,16 +116,13 @@ def test_change_meanwhile_leaves_a_whole(parties, server, tmp_path, monkeypatch,
         return read(path, most)
 
     monkeypatch.setattr(backups, "_read", changing)
-    made = save(server, tmp_path / "file")
+    made, directory = moved(server, tmp_path)
     assert len(reads) > at
     assert made.roster <= parties.owner.roster.sequence
-    restore(tmp_path / "file", tmp_path / "again")
-    again = AggregatorMembership(tmp_path / "again")
+    again = AggregatorMembership(directory)
     assert again.newest_generation >= parties.server.grant.keys_since
-    held = read_orders(tmp_path / "again")
-    choice = OwnerOrders(tmp_path / "again").choice
     if change == "a choice":  # at the latest the number, so that the request can be made again
-        assert held.accepted == 7 or choice == b"another"
+        assert read_orders(directory).accepted == 7 or OwnerOrders(directory).choice == b"another"
     # What was missed comes from the broker.
     again.adopt(parties.owner.roster_bytes)
     again.take_grant(parties.grant())
@@ -228,11 +220,10 @@ def test_never_written_over_another_file(server, tmp_path):
 
 def test_time_of_restore_is_kept(server, tmp_path):
     """The time of the restore is kept by later requests."""
-    save(server, tmp_path / "file")
-    restore(tmp_path / "file", tmp_path / "again")
+    _, again = moved(server, tmp_path)
     assert read_orders(server).restored_at_s == 0
-    OwnerOrders(tmp_path / "again").accept(8, RUN, Order.STOP)
-    orders = read_orders(tmp_path / "again")
+    OwnerOrders(again).accept(8, RUN, Order.STOP)
+    orders = read_orders(again)
     assert (orders.accepted, orders.of(RUN)) == (8, Order.STOP)
     assert 0 <= time.time() - orders.restored_at_s < 60
 

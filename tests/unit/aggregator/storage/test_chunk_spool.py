@@ -24,6 +24,12 @@ def spool(tmp_path):
     made.close()
 
 
+@pytest.fixture
+def reassembler(spool):
+    """Chunks that are all on the disk."""
+    return Reassembler(spool=spool, memory_bytes=0)
+
+
 def size_of(spool):
     return os.fstat(spool._file.fileno()).st_size
 
@@ -102,30 +108,26 @@ def test_simultaneous_uploads_are_bounded(spool):
     assert memory_bytes() - before < 20 << 20
 
 
-def test_given_up_transfer_frees_its_places(spool):
+def test_given_up_transfer_frees_its_places(spool, reassembler):
     """A transfer that is given up frees its places."""
-    reassembler = Reassembler(spool=spool, memory_bytes=0)
     for name in ("a", "b"):
         for chunk in split(bytes(10_000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)[:3]:
             reassembler.add(name, chunk, 0.0)
     assert reassembler.drop("a") == 1
     assert size_of(spool) > 0
     assert len(reassembler.expire(1e9)) == 1
-    assert reassembler._spooled_bytes == 0
-    assert size_of(spool) == 0
+    assert (reassembler._spooled_bytes, size_of(spool)) == (0, 0)
 
 
-def test_a_wrong_digest_frees_the_places(spool):
-    reassembler = Reassembler(spool=spool, memory_bytes=0)
+def test_a_wrong_digest_frees_the_places(spool, reassembler):
     chunks = split(bytes(4000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     reassembler.add("a", chunks[0], 0.0)
     with pytest.raises(WireError):
         reassembler.add("a", chunks[1][:-1] + b"x", 0.0)
-    assert reassembler._spooled_bytes == 0
-    assert size_of(spool) == 0
+    assert (reassembler._spooled_bytes, size_of(spool)) == (0, 0)
 
 
-def test_failed_join_frees_its_places(spool, monkeypatch):
+def test_failed_join_frees_its_places(spool, reassembler, monkeypatch):
     """A transfer that can't be joined frees its places."""
 
     def full(*_args, **_keywords):
@@ -133,7 +135,6 @@ def test_failed_join_frees_its_places(spool, monkeypatch):
 
     monkeypatch.setattr(reassembly, "LAZY_BYTES", 0)
     monkeypatch.setattr(reassembly.mmap, "mmap", full)
-    reassembler = Reassembler(spool=spool, memory_bytes=0)
     first, second = split(bytes(4000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     reassembler.add("a", first, 0.0)
     with pytest.raises(WireError, match="no 4000 bytes of memory"):
@@ -141,36 +142,31 @@ def test_failed_join_frees_its_places(spool, monkeypatch):
     assert size_of(spool) == 0
 
 
-def test_unreadable_chunk_frees_all_places(spool, monkeypatch):
+def test_unreadable_chunk_frees_all_places(spool, reassembler, monkeypatch):
     """A chunk that can't be read again frees the places of all."""
-    reassembler = Reassembler(spool=spool, memory_bytes=0)
     *before, last = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     for chunk in before:
         reassembler.add("a", chunk, 0.0)
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda *_: b"")
-    with pytest.raises(IntegrityError):
-        reassembler.add("a", last, 0.0)
-    monkeypatch.setattr(os, "pread", real)
-    assert size_of(spool) == 0
-    assert reassembler._spooled_bytes == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", lambda *_: b"")
+        with pytest.raises(IntegrityError):
+            reassembler.add("a", last, 0.0)
+    assert (reassembler._spooled_bytes, size_of(spool)) == (0, 0)
 
 
-def test_full_disk_refuses_chunks(spool, monkeypatch):
+def test_full_disk_refuses_chunks(spool, reassembler, monkeypatch):
     """Whoever can publish under the devices' names can fill the spool: that must not end the aggregator."""
-    reassembler = Reassembler(spool=spool, memory_bytes=0)
     chunks = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     reassembler.add("a", chunks[0], 0.0)
-    real = os.pwrite
 
     def full(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(WireError, match="No space left on device"):
-        reassembler.add("a", chunks[1], 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(WireError, match="No space left on device"):
+            reassembler.add("a", chunks[1], 0.0)
     assert reassembler.refused["no-room"] == 1
-    monkeypatch.setattr(os, "pwrite", real)
     assert reassembler.add("a", chunks[1], 0.0) is None
     assert reassembler.add("a", chunks[2], 0.0) is not None
     assert reassembler.held_bytes == reassembler._spooled_bytes == size_of(spool) == 0
