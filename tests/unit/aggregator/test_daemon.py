@@ -5,6 +5,7 @@ import logging
 import shutil
 import sqlite3
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -314,11 +315,7 @@ def _sqlite_full():
 )
 def test_failing_disk_is_no_bug(place, monkeypatch, error, kind, words):
     """The aggregator ends with status 9, as a device does, and goes on where it was when it is started again."""
-
-    def fail(_daemon):
-        raise error
-
-    monkeypatch.setattr(Daemon, "serve", fail)
+    monkeypatch.setattr(Daemon, "serve", Mock(side_effect=error))
     monkeypatch.setattr("aggregator.daemon.raise_open_files_limit", lambda _needed: "")
     with pytest.raises(kind, match=str(place.server) if words == "srv" else words):
         serve(AggregatorConfig(dir=place.server))
@@ -412,10 +409,7 @@ def test_failing_disk_ends_the_daemon(place, daemon, plan, monkeypatch):
     run = daemon._next_run()
     service = daemon._begin(run, daemon._runs.package(run), None)
 
-    def fail(_event):
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr(service, "feed", fail)
+    monkeypatch.setattr(service, "feed", Mock(side_effect=StorageError("the disk is full")))
     with pytest.raises(StorageError):
         ask(place, daemon, RequestAction.PAUSE, 1, run=plan.run)
     assert daemon._orders.of(plan.run_id) is Order.PAUSE

@@ -15,34 +15,41 @@ from tests.unit.aggregator.service_scene import DEADLINE_S, Scene
 
 
 @pytest.fixture
-def scene(tmp_path):
+def fresh(tmp_path):
+    """A run whose devices are not here yet."""
     made = Scene(tmp_path)
     yield made
     made.service.close()
+
+
+@pytest.fixture
+def scene(fresh):
+    """A run whose first round is open."""
+    fresh.come("dev-1", "dev-2")
+    return fresh
 
 
 def reasons(caplog):
     return [str(r.kv["reason"]) for r in caplog.records if r.message == "refused"]
 
 
-def test_new_run_waits_for_its_devices(scene):
+def test_new_run_waits_for_its_devices(fresh):
     """A new run is published; its round opens when all are here, and is durable before it is announced."""
-    assert f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#" in scene.line.filters
-    assert {"shoal/v1/reef/d/+/up", "shoal/v1/reef/d/+/state"} <= set(scene.line.filters)
-    topics = scene.line.take()
+    assert f"{TOPICS.at(TopicKind.OWNER_ROSTER)}/#" in fresh.line.filters
+    assert {"shoal/v1/reef/d/+/up", "shoal/v1/reef/d/+/state"} <= set(fresh.line.filters)
+    topics = fresh.line.take()
     assert topics[-1] == TOPICS.plan
     assert TOPICS.roster in topics
-    assert scene.state.plan is None
-    assert scene.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
-    scene.come("dev-1")
-    assert scene.order == []
-    scene.come("dev-2")
-    assert (scene.order, scene.state.round) == (["snapshot", "announce"], 1)
+    assert fresh.state.plan is None
+    assert fresh.service.status() == "gathering: 0 of 2 devices are here, waiting for dev-1, dev-2"
+    fresh.come("dev-1")
+    assert fresh.order == []
+    fresh.come("dev-2")
+    assert (fresh.order, fresh.state.round) == (["snapshot", "announce"], 1)
 
 
 def test_after_a_complete_round_no_disk_wait(scene):
     """Devices work meanwhile; the uploads from which the closed round follows are durable."""
-    scene.come("dev-1", "dev-2")
     scene.order.clear()
     scene.upload("dev-1", "dev-2")
     assert scene.order == ["announce", "snapshot"]
@@ -51,7 +58,6 @@ def test_after_a_complete_round_no_disk_wait(scene):
 
 def test_after_a_missing_device_disk_first(scene):
     """After a restart the deadline would close that round with other uploads."""
-    scene.come("dev-1", "dev-2")
     scene.upload("dev-1")
     scene.order.clear()
     scene.service.tick(DEADLINE_S)
@@ -59,36 +65,35 @@ def test_after_a_missing_device_disk_first(scene):
     assert scene.records()[0]["missing"] == ["dev-2"]
 
 
-def test_deadline_counts_from_the_opening(scene):
+def test_deadline_counts_from_the_opening(fresh):
     """The deadline counts from the opening of the round and passes once."""
-    scene.now_s = 5.0
-    scene.come("dev-1", "dev-2")
+    fresh.now_s = 5.0
+    fresh.come("dev-1", "dev-2")
     fed = []
-    feed = scene.service.feed
-    scene.service.feed = lambda event: (fed.append(event), feed(event))
+    feed = fresh.service.feed
+    fresh.service.feed = lambda event: (fed.append(event), feed(event))
     for now_s in (DEADLINE_S, 4.9 + DEADLINE_S, 5.0 + DEADLINE_S, 6.0 + DEADLINE_S):
-        scene.service.tick(now_s)
+        fresh.service.tick(now_s)
     assert fed == [DeadlinePassed(1)]
-    assert scene.state.deadline_passed
+    assert fresh.state.deadline_passed
 
 
-def test_record_has_its_rounds_cost_alone(scene):
+def test_record_has_its_rounds_cost_alone(fresh):
     """The record has the seconds and the bytes of its round alone."""
-    scene.now_s = 2.0
-    scene.come("dev-1", "dev-2")
+    fresh.now_s = 2.0
+    fresh.come("dev-1", "dev-2")
     for now_s in (7.0, 8.5):
-        scene.now_s = now_s
-        scene.upload("dev-1", "dev-2", commit=False)
-        scene.service.at(now_s)
-        scene.disk.done()
-    first, second = scene.records()
+        fresh.now_s = now_s
+        fresh.upload("dev-1", "dev-2", commit=False)
+        fresh.service.at(now_s)
+        fresh.disk.done()
+    first, second = fresh.records()
     assert (first["seconds"], second["seconds"]) == (5.0, 1.5)
     assert 0 < second["bytes_up"] < 1.5 * first["bytes_up"] < 10_000
 
 
 def test_event_closes_nothing_in_a_commit(scene):
     """The deadline passes between the write and the sync: the upload still counts in its round."""
-    scene.come("dev-1", "dev-2")
     scene.upload("dev-1", commit=False)
     assert scene.service.uploads.committing
     scene.service.tick(DEADLINE_S)
@@ -100,7 +105,6 @@ def test_event_closes_nothing_in_a_commit(scene):
 
 def test_events_keep_their_order(scene):
     """Events that waited for a commit keep their order."""
-    scene.come("dev-1", "dev-2")
     scene.upload("dev-1", commit=False)
     topic, chunk = presence(scene.parties.members["dev-2"], 1, online=False)
     scene.service.on_event(Message(topic, chunk), 1.0)
@@ -112,7 +116,6 @@ def test_events_keep_their_order(scene):
 
 def test_refused_message_is_logged(scene, caplog):
     """A refused message is logged with its reason and changes nothing."""
-    scene.come("dev-1", "dev-2")
     before = scene.state
     for topic in (
         TOPICS.up("stranger"),
@@ -130,30 +133,28 @@ def test_refused_message_is_logged(scene, caplog):
 
 def test_later_kind_is_skipped(scene, caplog):
     """An optional kind of a later version is skipped."""
-    scene.come("dev-1", "dev-2")
     before = scene.state
     for topic in (TOPICS.state("dev-1"), TOPICS.up("dev-1"), TOPICS.at(TopicKind.OWNER_ROSTER)):
         scene.service.on_event(Message(topic, forge(kind=200)), 1.0)
     assert (reasons(caplog), scene.state is before) == ([], True)
 
 
-def test_retained_again_after_a_loss_only(scene):
+def test_retained_again_after_a_loss_only(fresh):
     """Retained messages are published again only after a lost connection."""
-    scene.line.take()
-    scene.service.on_event(Connected(session_present=False), 1.0)
-    assert scene.line.take() == []
-    scene.service.on_event(Disconnected("gone"), 2.0)
-    scene.service.on_event(Connected(session_present=True), 3.0)
-    again = scene.line.take()
+    fresh.line.take()
+    fresh.service.on_event(Connected(session_present=False), 1.0)
+    assert fresh.line.take() == []
+    fresh.service.on_event(Disconnected("gone"), 2.0)
+    fresh.service.on_event(Connected(session_present=True), 3.0)
+    again = fresh.line.take()
     assert TOPICS.plan in again
     assert TOPICS.roster in again
-    scene.service.on_event(Connected(session_present=True), 4.0)
-    assert scene.line.take() == []
+    fresh.service.on_event(Connected(session_present=True), 4.0)
+    assert fresh.line.take() == []
 
 
 def test_revoked_device_is_heard_no_more(scene, caplog):
     """A device that the owner revokes leaves the round and is no longer heard."""
-    scene.come("dev-1", "dev-2")
     scene.parties.owner.revoke("dev-2")
     scene.line.take()
     scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
@@ -166,26 +167,25 @@ def test_revoked_device_is_heard_no_more(scene, caplog):
     assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
 
 
-def test_unchanged_roster_is_not_published(scene):
+def test_unchanged_roster_is_not_published(fresh):
     """A roster that changes nothing is not published again."""
-    scene.line.take()
-    scene.service.reload_roster()
-    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
-    assert scene.line.take() == []
+    fresh.line.take()
+    fresh.service.reload_roster()
+    fresh.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(fresh.parties)), 1.0)
+    assert fresh.line.take() == []
 
 
-def test_stalled_transfers_at_intervals(scene):
+def test_stalled_transfers_at_intervals(fresh):
     """Stalled transfers are looked for at intervals not on every tick."""
     seen = []
-    scene.service.uploads.tick = seen.append
+    fresh.service.uploads.tick = seen.append
     for now_s in (0.0, LOOK_S / 2, LOOK_S, 1.5 * LOOK_S, 2.5 * LOOK_S):
-        scene.service.tick(now_s)
+        fresh.service.tick(now_s)
     assert seen == [0.0, LOOK_S, 2.5 * LOOK_S]
 
 
 def test_restart_resumes_durable_uploads(scene):
     """A restart resumes the open round with the uploads that are durable."""
-    scene.come("dev-1", "dev-2")
     scene.upload("dev-1")
     plan = scene.state.plan
     scene.service.close()
@@ -196,23 +196,23 @@ def test_restart_resumes_durable_uploads(scene):
     assert scene.state.present == ("dev-1", "dev-2"), "those that were available, until their wills say otherwise"
 
 
-def test_finished_run_is_answered_for(scene):
+def test_finished_run_is_answered_for(fresh):
     """It holds no state of its strategy, and publishes no run package, which would send devices back to it."""
-    scene.finish()
-    assert scene.state.strategy is None
-    assert scene.records()[-1]["final"]
-    scene.service.tick(1e9)
-    assert scene.records()[-1]["round"] == 4
-    scene.service.close()
-    scene.line.take()
-    scene.service = scene.make()
-    scene.service.start(0.0)
-    assert scene.service.finished
-    assert not [t for t in scene.line.take() if t.startswith((TOPICS.plan, TOPICS.round))]
-    assert set(scene.state.received) == {"dev-1", "dev-2"}
+    fresh.finish()
+    assert fresh.state.strategy is None
+    assert fresh.records()[-1]["final"]
+    fresh.service.tick(1e9)
+    assert fresh.records()[-1]["round"] == 4
+    fresh.service.close()
+    fresh.line.take()
+    fresh.service = fresh.make()
+    fresh.service.start(0.0)
+    assert fresh.service.finished
+    assert not [t for t in fresh.line.take() if t.startswith((TOPICS.plan, TOPICS.round))]
+    assert set(fresh.state.received) == {"dev-1", "dev-2"}
 
 
-def test_unknown_action_is_our_error(scene):
+def test_unknown_action_is_our_error(fresh):
     """An action that the service does not know is an error of ours."""
     with pytest.raises(AssertionError):
-        scene.service._carry_out((SimpleNamespace(),))
+        fresh.service._carry_out((SimpleNamespace(),))

@@ -158,29 +158,6 @@ def test_crash_during_the_computation(scene, tmp_path):
     assert scene.state.round == 2
 
 
-def test_a_whole_run_is_the_same_on_threads(tmp_path):
-    """Disk, uploads and numerics on threads, against a service that does all of it itself."""
-    documents = []
-    for threads in (False, True):
-        root = tmp_path / str(threads)
-        root.mkdir()
-        handed = queue.SimpleQueue()
-        scene = Scene(root, workers=RunWorkers.threads(handed.put, 2) if threads else RunWorkers())
-        scene.come(*DEVICES)
-        while not scene.service.finished:
-            scene.upload(*scene.state.waiting, value=float(scene.state.round), commit=False)
-            round_ = scene.state.round
-            while threads and scene.state.round == round_ and not scene.service.finished:
-                handed.get(timeout=10)()
-                scene.service.flush(0.0)
-        records = [{k: r[k] for k in ("round", "contributed", "missing", "norms", "clusters")} for r in scene.records()]
-        documents.append(records)
-        scene.run_workers.close()
-        scene.service.close()
-    assert documents[0] == documents[1]
-    assert len(documents[0]) == 4
-
-
 def test_close_during_the_computation(tmp_path):
     """A service may be closed during the computation."""
     handed = queue.SimpleQueue()

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,10 +85,7 @@ def test_failed_job_is_raised_at_the_call(made, error):
     """A failed job is raised where the driver calls."""
     driver = made()
 
-    def raises():
-        raise error
-
-    driver.workers.submit(raises, driver.back)
+    driver.workers.submit(Mock(side_effect=error), driver.back)
     driver.submit("next")
     with pytest.raises(type(error)) as caught:
         driver.call_back()

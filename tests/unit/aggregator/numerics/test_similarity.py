@@ -20,13 +20,6 @@ def exact_cosine(updates: np.ndarray) -> np.ndarray:
     return wide @ wide.T / norms[:, None] / norms[None, :]
 
 
-def test_cosine_equals_float64_arithmetic() -> None:
-    cosines = cosine_matrix(WIDE)
-    np.testing.assert_array_equal(cosines, cosines.T)
-    np.testing.assert_array_equal(np.diagonal(cosines), 1.0)
-    np.testing.assert_allclose(cosines, exact_cosine(WIDE), atol=1e-6)
-
-
 def test_any_kind_of_rows_gives_the_same(tmp_path: Path) -> None:
     """The layout of the rows in memory does not matter."""
     expected = cosine_matrix(WIDE)

@@ -10,7 +10,6 @@ from aggregator.rounds.state import (
     CameOnline,
     PhaseError,
     RunPhase,
-    WentOffline,
     check_transition,
     phase_of,
 )
@@ -38,24 +37,6 @@ def test_only_listed_changes_of_phase_pass(before, after):
     else:
         with pytest.raises(PhaseError, match=f"from {before.value} to {after.value}"):
             check_transition(found[before], found[after])
-
-
-def test_a_round_may_follow_another_at_once():
-    engine, state = opened(rounds=2)
-    after, _ = give(engine, state, *DEVICES)
-    assert (phase_of(after), after.round) == (RunPhase.ROUND, 2)
-
-
-def test_run_without_devices_gathers():
-    """A run without devices gathers between its rounds."""
-    engine, state = opened(rounds=3)
-    state, _ = give(engine, state, *DEVICES[:3])
-    for device in DEVICES:
-        state, _ = engine.handle(state, WentOffline(device))
-    assert phase_of(state) is RunPhase.GATHERING
-    for device in DEVICES:
-        state, _ = engine.handle(state, CameOnline(device))
-    assert phase_of(state) is RunPhase.ROUND
 
 
 def test_the_engine_checks_each_event(monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -197,10 +198,7 @@ def test_directory_with_files_is_left_alone(parties, server, tmp_path):
 def test_a_full_disk_leaves_nothing(server, tmp_path, monkeypatch):
     save(server, tmp_path / "file")
 
-    def refuse(*_arguments):
-        raise ShoalError("full")
-
-    monkeypatch.setattr("aggregator.storage.backup.write_orders", refuse)
+    monkeypatch.setattr("aggregator.storage.backup.write_orders", Mock(side_effect=ShoalError("full")))
     with pytest.raises(ShoalError, match="full"):
         restore(tmp_path / "file", tmp_path / "again")
     assert not (tmp_path / "again").exists()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -129,12 +130,8 @@ def test_a_wrong_digest_frees_the_places(spool, reassembler):
 
 def test_failed_join_frees_its_places(spool, reassembler, monkeypatch):
     """A transfer that can't be joined frees its places."""
-
-    def full(*_args, **_keywords):
-        raise OSError(errno.ENOMEM, "no memory")
-
     monkeypatch.setattr(reassembly, "LAZY_BYTES", 0)
-    monkeypatch.setattr(reassembly.mmap, "mmap", full)
+    monkeypatch.setattr(reassembly.mmap, "mmap", Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
     first, second = split(bytes(4000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     reassembler.add("a", first, 0.0)
     with pytest.raises(WireError, match="no 4000 bytes of memory"):
@@ -159,11 +156,8 @@ def test_full_disk_refuses_chunks(spool, reassembler, monkeypatch):
     chunks = split(bytes(6000), kind=ChunkKind.UPLOAD, round=1, chunk_bytes=2000)
     reassembler.add("a", chunks[0], 0.0)
 
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(WireError, match="No space left on device"):
             reassembler.add("a", chunks[1], 0.0)
     assert reassembler.refused["no-room"] == 1

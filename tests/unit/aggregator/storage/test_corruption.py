@@ -8,6 +8,7 @@ import resource
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,10 +129,7 @@ def test_system_error_stays_itself(tmp_path, monkeypatch, number):
     append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
     commit_uploads(store)
 
-    def fail(*_arguments):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(UpdateFiles, "view", fail)
+    monkeypatch.setattr(UpdateFiles, "view", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(ConfigError) as refused:
         store.uploads(1)
     assert os.strerror(number) in str(refused.value)

@@ -63,17 +63,6 @@ def test_evaluation_every_nth_round():
 PROXIMAL = dataclasses.replace(FULL_BATCH, prox_mu=0.1)
 
 
-def test_aggregator_does_what_fedavg_does():
-    rng = np.random.default_rng(0)
-    vectors = {d: rng.standard_normal(D).astype(np.float32) for d in ("dev-1", "dev-2")}
-    models = []
-    for algorithm in ("fedavg", "fedprox"):
-        rounds = Rounds(run_plan(algorithm, local=PROXIMAL), vectors)
-        rounds.go(lambda device, _order, round_: contribution(device, vectors[device], round=round_), 2)
-        models.append(rounds.theta(rounds.state.slot).tobytes())
-    assert models[0] == models[1]
-
-
 @pytest.mark.parametrize("algorithm", ["fedprox", "fedgrouprox"])
 def test_missing_proximal_term_is_refused(algorithm):
     """Without a proximal term the plan is refused."""

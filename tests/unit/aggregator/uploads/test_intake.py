@@ -1,6 +1,7 @@
 """Uploads in the hands of workers: order, copies, events, late ones, crashes, floods, and real threads."""
 
 import queue
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,6 +80,14 @@ def test_of_two_uploads_in_hand_first_counts(scene, workers):
     assert (scene.state_of(first), scene.state_of(second)) == (UploadState.VALID, UploadState.REFUSED)
     assert texts(scene) == ["upload of dev-1 for round 1: another upload came before"]
     scene.commit()
+    third = scene.packet("dev-1", value=3.0)
+    scene.send(third)
+    workers.finish()
+    refused = [(s.transfer, s.reason) for s in scene.publisher.take() if s.action is Action.REFUSED]
+    assert refused == [
+        (second.transfer, "another upload came before"),
+        (third.transfer, "another upload was stored before"),
+    ]
     assert scene.durable(1) == {"dev-1": first.digest}
 
 
@@ -129,10 +138,6 @@ def test_unfit_upload_is_not_written(scene, workers):
     for packet in (again, scene.packet("dev-1", value=2.0), scene.packet("dev-2", tested=1)):
         scene.send(packet)
         workers.finish()
-    assert written_bytes(scene) == VECTOR_BYTES
-    scene.commit()
-    scene.send(scene.packet("dev-1", value=3.0))
-    workers.finish()
     assert written_bytes(scene) == VECTOR_BYTES
 
 
@@ -222,11 +227,7 @@ def test_crash_loses_what_workers_hold(scene, workers):
 
 def test_full_disk_ends_the_driver(scene, workers, monkeypatch):
     """A full disk ends the driver and not only a worker."""
-
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.pwrite", full)
+    monkeypatch.setattr("os.pwrite", Mock(side_effect=OSError(28, "No space left on device")))
     scene.send(scene.packet("dev-1"))
     with pytest.raises(OSError, match="No space left"):
         workers.run("dev-1")

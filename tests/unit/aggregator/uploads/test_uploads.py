@@ -57,19 +57,6 @@ def test_a_copy_of_an_upload_changes_nothing(scene, steps):
     assert scene.durable(1) == {"dev-1": packet.digest}
 
 
-def test_deadline_waits_for_the_commit(scene):
-    """A deadline waits for the commit under way."""
-    packets = [scene.packet(device) for device in ("dev-1", "dev-2")]
-    for packet in packets:
-        scene.send(packet)
-    scene.uploads.flush()
-    scene.feed(DeadlinePassed(1))
-    assert scene.state.round == 1
-    scene.disk.done()
-    assert scene.state.round == 2
-    assert set(scene.durable(1)) == {"dev-1", "dev-2"}
-
-
 def test_one_batch_counts_beyond_the_quorum(scene):
     """Uploads of one batch count in their round also beyond the quorum."""
     scene.feed(DeadlinePassed(1))
@@ -79,36 +66,6 @@ def test_one_batch_counts_beyond_the_quorum(scene):
     assert scene.state.round == 2
     assert not scene.state.received
     assert [sent.action for sent in scene.publisher.take()] == [Action.ACK] * 3
-
-
-@pytest.mark.parametrize(
-    ("stored", "reason"), [(False, "another upload came before"), (True, "another upload was stored before")]
-)
-def test_second_upload_of_device_is_refused(scene, stored, reason):
-    first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
-    scene.send(first)
-    if stored:
-        scene.commit()
-    scene.send(second)
-    assert reason in refusal(scene)
-    scene.commit()
-    assert Sent("dev-1", second.transfer, Action.REFUSED, reason) in scene.publisher.take()
-    assert (scene.state_of(first), scene.state_of(second)) == (UploadState.ACKNOWLEDGED, UploadState.REFUSED)
-    assert scene.durable(1) == {"dev-1": first.digest}
-
-
-def test_forged_upload_stops_no_real_one(scene):
-    """A forged upload is not answered and does not stop the real one."""
-    forged, real = scene.packet("dev-1", signer="dev-2"), scene.packet("dev-1")
-    scene.send(forged)
-    assert refusal(scene) == "a sealed message was refused"
-    scene.send(real, device="dev-2")
-    assert "of 'dev-1'" in refusal(scene)
-    assert scene.publisher.take() == []
-    assert scene.state_of(forged) is UploadState.RECEIVING
-    scene.send(real)
-    scene.commit()
-    assert scene.state_of(real) is UploadState.ACKNOWLEDGED
 
 
 def test_upload_above_limit_is_not_awaited(scene):

@@ -313,15 +313,6 @@ def test_too_few_cold_devices_start_nothing():
     assert right(rounds.step(answer).clusters)
 
 
-def test_an_empty_group_keeps_its_model():
-    rounds = fedgroup(alpha=6)
-    rounds.step(answer)
-    kept = rounds.state.slots
-    only = tuple(members(rounds.state, 1))
-    rounds.step(answer, present=only)
-    assert (rounds.state.slots[0], rounds.state.slots[1].version) == (kept[0], 2)
-
-
 def test_too_few_start_at_the_origin():
     """Together they are too few as well, so no group could take them in."""
     rounds = fedgroup(alpha=6, min_contributors=13)

@@ -274,28 +274,3 @@ def test_a_mask_changes_not_one_bit(case, segments):
     assert masked.models().tobytes() == clear.models().tobytes()
     assert masked.state.choice == clear.state.choice
     assert {m: v.tobytes() for m, v in masked.seen.items()} != {m: v.tobytes() for m, v in clear.seen.items()}
-
-
-def test_clusters_reach_their_targets():
-    """The mixture is recovered: what the formulas are for."""
-    fleet, *_ = driven(rounds=40, restarts=4)
-    groups = [fleet.state.choice[d] for d in DEVICES]
-    assert (groups[0::2], groups[1::2]) == ([groups[0]] * (M // 2), [1 - groups[0]] * (M // 2))
-
-
-def test_the_steps_of_option_i_decay():
-    """A model moves by gamma_t / m times the sum of gradients, gamma_t = lr * lr_decay^(t - 1): round 4 by hand."""
-    fleet, *_ = driven(option="gradient", rounds=3)
-    before = fleet.models().astype(np.float64)
-    fleet.step(fleet.answer)
-    for j in range(2):
-        group = [d for d in DEVICES if fleet.state.choice[d] == j]
-        step = 0.1 * 0.9**3 / M * sum(gradient_of(before[j], fleet.data[d]) for d in group)
-        np.testing.assert_allclose(fleet.models()[j], before[j] - step, atol=1e-6, rtol=0)
-
-
-def test_oracle_tells_sharing_from_not():
-    """The comparison above would notice if the shared segment were averaged within clusters only."""
-    whole, parts = driven(segments=WHOLE)[0].models(), driven(segments=PARTS)[0].models()
-    assert np.array_equal(parts[0, :SHARED], parts[1, :SHARED])
-    assert not np.allclose(whole[0, :SHARED], whole[1, :SHARED], atol=1e-3)

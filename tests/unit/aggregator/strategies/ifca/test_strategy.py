@@ -63,20 +63,6 @@ def test_an_empty_cluster_keeps_its_model():
     assert [slot.version for slot in rounds.state.slots] == [1, 0]
 
 
-@pytest.mark.parametrize(("option", "how"), [("model", "cluster"), ("gradient", "machines")])
-def test_papers_normalisation_is_the_default(option, how):
-    rounds = ifca(option=option, local=GRADIENT)
-    rounds.step(answer)
-    np.testing.assert_allclose(rounds.theta(rounds.state.slots[1]), expected(DEVICES, 1, how), rtol=1e-5)
-
-
-def test_cluster_of_too_few_keeps_its_model():
-    rounds = ifca(min_contributors=3)
-    rounds.step(answer, present=("dev-0", "dev-3", "dev-1", "dev-2", "dev-4"))
-    assert rounds.state.slots[0] == ClusterModel(0)
-    assert rounds.contributors(rounds.state.slots[1]) == 3
-
-
 def test_last_choice_stands_while_away():
     """A devices last choice stands while it is away."""
     rounds = ifca()
