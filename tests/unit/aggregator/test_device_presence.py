@@ -130,8 +130,7 @@ def test_presence_of_another_is_refused(parties):
 
 def test_revoked_device_is_not_heard(parties):
     """Somebody who was revoked is not listened to."""
-    member = parties.members["dev-1"]
-    word = said(member, 5, online=True)
+    word = said(parties.members["dev-1"], 5, online=True)
     parties.server.roster = dataclasses.replace(parties.server.roster, revoked=("dev-1",))
     with pytest.raises(UntrustedError, match="dev-1 is not in the roster"):
         DevicePresence(parties.server).take("dev-1", word)

@@ -95,8 +95,7 @@ def test_no_grant_no_fleet(tmp_path):
 
 def test_init_never_overwrites_keys(tmp_path):
     """Init makes the directory of runs and keys that are never overwritten."""
-    card = aggregators.init(tmp_path / "a", "harbour")
-    assert card.name == "harbour.card"
+    assert aggregators.init(tmp_path / "a", "harbour").name == "harbour.card"
     assert (tmp_path / "a" / aggregators.RUNS_DIRECTORY).is_dir()
     with pytest.raises(ConfigError, match="holds keys already"):
         aggregators.init(tmp_path / "a", "harbour")

@@ -105,8 +105,7 @@ def test_foreign_roster_is_refused(parties, inbox, changes, error):
 @pytest.mark.parametrize("change", ["older", "another signer"])
 def test_owners_newer_roster_alone_ends_us(parties, inbox, change):
     """The broker may still have the roster that was sealed to the aggregator before us; a stranger has no owner's key."""
-    other = Identity.generate("aggregator").member
-    changes = {"to": other}
+    changes = {"to": Identity.generate("aggregator").member}
     if change == "another signer":
         parties.owner.renew()
         changes["signer"] = Identity.generate("owner")

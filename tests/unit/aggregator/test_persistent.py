@@ -40,8 +40,7 @@ def test_a_set_is_a_set():
 def test_list_grows_from_any_of_its_versions():
     first = PersistentList("a")
     second = first.appending("b")
-    other = first.appending("c")
-    assert (first, second, other) == (("a",), ("a", "b"), ("a", "c"))
+    assert (first, second, first.appending("c")) == (("a",), ("a", "b"), ("a", "c"))
     assert (second[0], second[-1], second[:1]) == ("a", "b", ("a",))
     assert not PersistentList()
     with pytest.raises(IndexError):

@@ -144,8 +144,7 @@ def test_run_of_the_same_number_is_refused(desk):
 def test_run_unfit_for_devices_is_refused(desk):
     """A run that devices would refuse is refused."""
     _, old = desk.sign()
-    later = desk.place.sign()
-    desk.place.finish(later)
+    desk.place.finish(desk.place.sign())
     assert "is older than run 2" in str(desk.refused(RequestAction.START, old))
 
 

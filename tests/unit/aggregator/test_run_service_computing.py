@@ -161,8 +161,7 @@ def test_crash_during_the_computation(scene, tmp_path):
 def test_close_during_the_computation(tmp_path):
     """A service may be closed during the computation."""
     handed = queue.SimpleQueue()
-    numerics = ThreadWorkers(handed.put, "shoal-test")
-    workers = RunWorkers(numerics=numerics)
+    workers = RunWorkers(numerics=ThreadWorkers(handed.put, "shoal-test"))
     scene = Scene(tmp_path, workers=workers)
     scene.come(*DEVICES)
     scene.upload(*DEVICES)

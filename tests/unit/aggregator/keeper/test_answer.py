@@ -162,8 +162,7 @@ def test_refusal_names_what_was_opened():
     ],
 )
 def test_false_share_is_named(false):
-    shares = (share("dev-0", **false), *(share(name) for name in NAMES[1:5]))
-    assert refused(request(shares)) == "dev-0"
+    assert refused(request((share("dev-0", **false), *(share(name) for name in NAMES[1:5])))) == "dev-0"
 
 
 def test_no_share_at_all():

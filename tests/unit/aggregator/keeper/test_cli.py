@@ -40,5 +40,4 @@ def test_status_lists_what_was_opened(tmp_path):
 
 def test_status_of_no_keeper(tmp_path):
     """Of a directory that holds no keeper it says so, and not that a keeper has lost its memory."""
-    found = RUN.invoke(app, ["status", str(tmp_path)])
-    assert isinstance(found.exception, NotEnrolledError)
+    assert isinstance(RUN.invoke(app, ["status", str(tmp_path)]).exception, NotEnrolledError)

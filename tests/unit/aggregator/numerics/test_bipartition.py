@@ -115,8 +115,7 @@ def test_the_diagonal_is_not_used(linkage: str) -> None:
 def test_two_clear_groups_of_300_are_found() -> None:
     """A size beyond one tile of the symmetry check."""
     group = np.random.default_rng(3).permutation(np.arange(300) % 2)
-    similarity = np.where(group[:, None] == group[None, :], 0.8, -0.6)
-    result = bipartition(similarity)
+    result = bipartition(np.where(group[:, None] == group[None, :], 0.8, -0.6))
     assert result.left == tuple(np.flatnonzero(group == group[0]).tolist())
     assert result.cross_max == -0.6
 
@@ -179,8 +178,7 @@ def test_odd_device_hides_no_groups(linkage: str) -> None:
 
 def test_impossible_halves_are_none() -> None:
     """Halves that can't be large enough are none."""
-    similarity = np.eye(5)
-    assert balanced_bipartition(similarity, "single", 3) is None
+    assert balanced_bipartition(np.eye(5), "single", 3) is None
     chain = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.8], [0.1, 0.8, 1.0]])
     assert balanced_bipartition(chain, "single", 1) == bipartition(chain)
 

@@ -62,8 +62,7 @@ def test_the_same_seed_gives_the_same_labels() -> None:
 
 def test_few_rows_stand_alone() -> None:
     """Fewer rows than labels each stand alone."""
-    rows = points()[:3].astype(np.float64)
-    np.testing.assert_array_equal(kmeans(rows, 5, 0), [0, 1, 2])
+    np.testing.assert_array_equal(kmeans(points()[:3].astype(np.float64), 5, 0), [0, 1, 2])
     np.testing.assert_array_equal(complete_linkage(1.0 - np.eye(3), 5), [0, 1, 2])
     np.testing.assert_array_equal(complete_linkage(np.zeros((1, 1)), 1), [0])
 

@@ -58,8 +58,7 @@ def test_the_plan_knows_exactly_these_rules():
 @pytest.mark.parametrize("rule", limits.ROBUST_RULES)
 def test_few_updates_have_plain_weights(rule):
     """Fewer than four updates have their plain weights."""
-    rows = np.vstack([np.ones((2, D)), -100 * np.ones((1, D))])
-    found, _ = mean_by(rule, rows, [3, 1, 2])
+    found, _ = mean_by(rule, np.vstack([np.ones((2, D)), -100 * np.ones((1, D))]), [3, 1, 2])
     assert found.values.tolist() == [3, 1, 2]
     assert not found.apart.any()
 
@@ -101,8 +100,7 @@ def test_updates_of_length_zero_have_a_mean(rule):
     found, _ = mean_by(rule, np.zeros((N, D)))
     assert np.isfinite(found.values).all()
     assert found.values.sum() > 0
-    some = np.vstack([np.zeros((6, D)), vectors(n=4)])
-    assert np.isfinite(mean_by(rule, some)[1]).all()
+    assert np.isfinite(mean_by(rule, np.vstack([np.zeros((6, D)), vectors(n=4)]))[1]).all()
 
 
 @pytest.mark.parametrize("rule", EVERY)
@@ -151,8 +149,7 @@ def test_filter_takes_no_side_between_groups(sizes):
 
 def test_filter_ignores_weights():
     """The filter looks at devices not at their weights."""
-    rows = attacked(-1.0)
-    found, _ = mean_by("filter", rows, [1] * 7 + [3] * 3)
+    found, _ = mean_by("filter", attacked(-1.0), [1] * 7 + [3] * 3)
     assert found.against.tolist() == [False] * 7 + [True] * 3
 
 
@@ -194,8 +191,7 @@ def test_rfa_is_the_geometric_median():
         rows, weights = attacked(-4.0, seed), np.random.default_rng(seed).uniform(1, 5, N)
         shares = weights / weights.sum()
         best = minimize(lambda v, r=rows, s=shares: s @ np.linalg.norm(r - v, axis=1), rows.mean(0), tol=1e-12)
-        found = geometric_median(rows @ rows.T, shares) @ rows
-        np.testing.assert_allclose(found, best.x, atol=1e-4)
+        np.testing.assert_allclose(geometric_median(rows @ rows.T, shares) @ rows, best.x, atol=1e-4)
 
 
 def test_multi_krum_takes_the_least_scores():

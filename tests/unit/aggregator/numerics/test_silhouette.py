@@ -110,8 +110,7 @@ def test_odd_device_hides_no_others():
     odd = np.full((21, 21), -0.2)
     odd[:20, :20], odd[20, 20] = similarity, 1.0
     assert sorted(find_groups(odd, most=10).sizes) == [1, 20]
-    found = find_main_groups(odd, most=10, least=3, floor=0.25)
-    assert found.labels.tolist() == [*labels.tolist(), 2]
+    assert find_main_groups(odd, most=10, least=3, floor=0.25).labels.tolist() == [*labels.tolist(), 2]
     assert find_main_groups(odd, most=10, least=3, floor=0.5).sizes == [21]
 
 

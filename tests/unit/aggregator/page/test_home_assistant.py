@@ -24,8 +24,7 @@ def test_sensors_are_announced_once(place):
     place.close_rounds(2)
     place.publish(changes={"dev-001": {"online": False}})
     sent = Sent()
-    sensors = HomeAssistant(sent, "reef", "homeassistant")
-    sensors.publish(place.feed.current(), 0.0)
+    HomeAssistant(sent, "reef", "homeassistant").publish(place.feed.current(), 0.0)
     *configurations, (topic, values, retained) = sent.messages
     assert len(configurations) == len(SENSORS)
     assert all(kept for _, _, kept in configurations)

@@ -236,8 +236,7 @@ def test_small_cluster_keeps_certified_state():
 def test_earlier_keys_are_erased():
     """A device has erased the keys of the steps before its last round."""
     held = rounds(2)
-    parent = dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))})
-    assert parent.held_by("dev-1") == {ORIGIN}
+    assert dataclasses.replace(held, named={"dev-1": Named(2, (ORIGIN,))}).held_by("dev-1") == {ORIGIN}
     assert StateId(0, 2) in dataclasses.replace(held, named={"dev-1": Named(1, (ORIGIN,))}).held_by("dev-1")
 
 

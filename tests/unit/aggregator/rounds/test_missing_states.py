@@ -24,8 +24,7 @@ def test_lacking_compared_model_waits_too():
         held, states=dataclasses.replace(held.states, names={**held.states.names, 7: StateId(1, 1)})
     )
     offers = {0: StateId(0, 1), 1: StateId(1, 1)}
-    comparing = dataclasses.replace(TRAIN, compare=(0, 1))
-    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": comparing})
+    plan = RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": dataclasses.replace(TRAIN, compare=(0, 1))})
     assert unable(held, plan, offers, ("dev-1", "dev-2"), 2) == ("dev-2",)
 
 

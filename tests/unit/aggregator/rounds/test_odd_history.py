@@ -46,7 +46,6 @@ def test_another_history_needs_as_many(state, found, odd):
 
 def test_uploads_and_presences_count(state):
     """Uploads and presences count together."""
-    others = state.others.adding("dev-4", OTHER)
-    state = dataclasses.replace(state, others=others)
+    state = dataclasses.replace(state, others=state.others.adding("dev-4", OTHER))
     assert "3 devices" in odd_history(state, heads(2, 4, OTHER))
     assert not odd_history(state, heads(1, 4, OTHER))

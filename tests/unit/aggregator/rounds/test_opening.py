@@ -135,8 +135,7 @@ def test_sum_that_became_a_state_is_offered():
     def plan(state, there):
         return state, RoundPlan(3, {7: total}, dict.fromkeys(there, train_assignment((7,), evaluate=False)), final=True)
 
-    ready = prepare((), held, NAMES, RUN, plan)
-    assert ready.plan.models == {7: ClusterModel(number)}
+    assert prepare((), held, NAMES, RUN, plan).plan.models == {7: ClusterModel(number)}
 
 
 @pytest.mark.parametrize("moved_by", [np.ones(6, np.float32), None])

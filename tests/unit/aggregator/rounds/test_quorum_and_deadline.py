@@ -50,8 +50,7 @@ def test_round_opens_by_quorum_or_deadline(online, round_, late, opens):
 
 
 def test_an_empty_fleet_opens_no_round():
-    state = dataclasses.replace(gathering(0, late=True), devices=PersistentSet())
-    assert not may_open(state)
+    assert not may_open(dataclasses.replace(gathering(0, late=True), devices=PersistentSet()))
 
 
 @pytest.mark.parametrize(

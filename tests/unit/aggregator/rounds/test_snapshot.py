@@ -28,8 +28,7 @@ def same(one, other):
 def test_the_models_come_back_as_they_were():
     held = rounds(3, seal=lambda r: f"dev-{r}")
     encoded = dump(FedAvgState(("dev-1",)), held)
-    document = json.loads(json.dumps(encoded.document))
-    state, found = load(FedAvgState, document, encoded.arrays)
+    state, found = load(FedAvgState, json.loads(json.dumps(encoded.document)), encoded.arrays)
     assert state == FedAvgState(("dev-1",))
     assert same(found, held)
     assert {a.dtype.name for a in encoded.arrays.values()} == {"float32", "uint8"}

@@ -112,8 +112,7 @@ def test_declined_is_not_awaited_online():
     """A device that declined is not waited for though it is online."""
     state = on_declined(asking("a", "b"), "a", DATA)
     assert (state.awaited, state.asked, state.unable) == (1, 2, {"a": "data"})
-    again = on_online(on_offline(state, "a"), "a")
-    assert again.awaited == 1
+    assert on_online(on_offline(state, "a"), "a").awaited == 1
 
 
 @pytest.mark.parametrize(
@@ -159,8 +158,7 @@ def test_counts_are_those_of_the_sets():
 
 def test_offline_device_is_awaited_once_back():
     """A device that goes offline is not waited for until it is back."""
-    state = asking("a", "b")
-    off = on_offline(state, "a")
+    off = on_offline(asking("a", "b"), "a")
     assert (off.awaited, off.asked, off.present) == (1, 2, ("b", "c", "d"))
     assert on_offline(off, "a").awaited == 1, "twice is once"
     back = on_online(off, "a")
@@ -179,8 +177,7 @@ def test_needless_decline_changes_nothing(device):
 
 def test_revoked_device_counts_no_more():
     """A revoked device no longer counts at all."""
-    state = on_declined(asking("a", "b", "c"), "a", UPLOAD)
-    gone = on_revoked(state, "a")
+    gone = on_revoked(on_declined(asking("a", "b", "c"), "a", UPLOAD), "a")
     assert "a" not in gone.devices
     assert (gone.asked, gone.awaited, gone.present) == (2, 2, ("b", "c", "d"))
     for late in (gone, on_declined(gone, "a", UPLOAD), on_declined(gone, "a", DATA)):

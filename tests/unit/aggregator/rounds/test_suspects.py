@@ -81,11 +81,9 @@ def test_clusters_are_searched_apart():
 
 
 def test_spoilt_by_one_who_is_out_already():
-    known = Suspects(opened={0: NAMES[:12]}, out=NAMES[:3])
-    assert after(known, refused=[0])[0].suspects == ()
+    assert after(Suspects(opened={0: NAMES[:12]}, out=NAMES[:3]), refused=[0])[0].suspects == ()
 
 
 def test_fewer_than_three_are_never_named():
-    known = Suspects(suspects=(NAMES[:6],))
-    found, _ = after(known, spoilt={0: (*NAMES[4:6], *NAMES[10:14])})
+    found, _ = after(Suspects(suspects=(NAMES[:6],)), spoilt={0: (*NAMES[4:6], *NAMES[10:14])})
     assert found.suspects == (NAMES[:6],)

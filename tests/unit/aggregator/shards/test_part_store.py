@@ -75,8 +75,7 @@ def test_an_order_erases_what_no_round_needs(store):
         store.commit()
     digest = store.write_mean(1, b"mean of round 1")
     kept = store.write_mean(2, b"mean of round 2")
-    named = MeanOnBroker(0, 2, bytes(16), 4, "", kept)
-    store.keep_order(order(3, means=(named,)))
+    store.keep_order(order(3, means=(MeanOnBroker(0, 2, bytes(16), 4, "", kept),)))
     assert (store.stored(1), store.stored(2)) == ([], [stored()])
     assert store.mean(2, kept) == b"mean of round 2"
     with pytest.raises(IntegrityError, match="missing or altered"):

@@ -55,8 +55,7 @@ def test_served_run_or_the_next_or_the_last(server):
     assert fleet_status(server, RUNS).run.run == 2
     assert fleet_status(server, RUNS[:1]).run.run == 1
     assert fleet_status(server, ()).run is None
-    watch = FleetWatch("mqtt://reef:1883")
-    LiveFile(server.directory, watch).keep_up(lambda: RUN, 0.0)
+    LiveFile(server.directory, FleetWatch("mqtt://reef:1883")).keep_up(lambda: RUN, 0.0)
     assert fleet_status(server, RUNS).run.run == 2, "nothing is served while nothing runs"
     with exclusive(server.directory, wait_s=0, hint=""):
         assert fleet_status(server, RUNS).run.run == RUN.run == 1

@@ -86,8 +86,7 @@ def test_a_fleet_at_work_has_no_problem():
 
 def test_killed_device_is_offline_by_will():
     """A device that was killed is offline since its will."""
-    gone = dataclasses.replace(HERE, online=False, since_s=NOW - 5)
-    built = status(live(devices={"dev-2": gone}))
+    built = status(live(devices={"dev-2": dataclasses.replace(HERE, online=False, since_s=NOW - 5)}))
     found = device(built)
     assert (found.online, found.since_s, found.reason, found.advice) == (False, NOW - 5, "offline", record.OFFLINE_HINT)
     assert (found.last_seen_s, found.last_upload_s) == (NOW - 60, NOW - 60)

@@ -57,8 +57,7 @@ def test_a_device_comes_and_goes(devices, clock):
 
 def test_guess_is_said_until_it_is_none(devices):
     """A device says that its model is a guess until it says no more."""
-    doubted = Presence("reef", "dev-1", 7, True, doubted=True)
-    assert come(devices, doubted).doubted
+    assert come(devices, Presence("reef", "dev-1", 7, True, doubted=True)).doubted
     assert come(devices, says(False)).doubted, "a will is the broker's word"
     assert not come(devices, says(True)).doubted
 

@@ -44,8 +44,7 @@ def test_a_freed_place_is_used_again(spool):
     places = [spool.put(bytes([n]) * 1000) for n in range(5)]
     spool.free(places[1], 1000)
     assert spool.take(places[3], 1000) == b"\x03" * 1000
-    again = {spool.put(b"a" * 1000), spool.put(b"b" * 1000)}
-    assert again == {places[1], places[3]}
+    assert {spool.put(b"a" * 1000), spool.put(b"b" * 1000)} == {places[1], places[3]}
     assert size_of(spool) <= 5 * 1024
 
 

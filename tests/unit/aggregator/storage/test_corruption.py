@@ -124,8 +124,7 @@ def test_system_error_stays_itself(tmp_path, monkeypatch, number):
     """A server with too many open files was told that its updates were missing or cut short."""
     store = Store(tmp_path / "run", RUN)
     engine = engine_of(RUN)
-    state = resumed(engine, ("dev-1",))
-    header, body = upload_of(engine, state, "dev-1")
+    header, body = upload_of(engine, resumed(engine, ("dev-1",)), "dev-1")
     append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
     commit_uploads(store)
 

@@ -46,16 +46,11 @@ def test_before_first_round_there_is_nothing(database):
     assert (read(database), read_last(database)) == ([bare], bare), "a record without figures is stored as it is"
 
 
-def test_two_blocks_are_stored_in_full(database):
-    """Rounds are stored in full until there are two blocks of them."""
-    fill(database, 2 * BLOCK_ROUNDS - 1)
-    assert blocks(database) == []
-    assert read(database) == [record(r) for r in range(1, 2 * BLOCK_ROUNDS)]
-
-
 def test_earlier_half_is_packed(database):
-    """Then the earlier half is packed without the figures of single devices."""
-    fill(database, 2 * BLOCK_ROUNDS)
+    """Rounds are stored in full until there are two blocks; then the earlier half lacks the figures of single devices."""
+    fill(database, 2 * BLOCK_ROUNDS - 1)
+    assert (blocks(database), read(database)) == ([], [record(r) for r in range(1, 2 * BLOCK_ROUNDS)])
+    write(database, 2 * BLOCK_ROUNDS, record(2 * BLOCK_ROUNDS))
     assert blocks(database) == [(1,)]
     first = [without_figures(r) for r in range(1, BLOCK_ROUNDS + 1)]
     rest = [record(r) for r in range(BLOCK_ROUNDS + 1, 2 * BLOCK_ROUNDS + 1)]
@@ -150,5 +145,4 @@ def test_packed_rounds_keep_cosines(database):
             round_,
             {**record(round_), "clusters": clusters, "cosines": {"devices": ["a", "b"], "hundredths": "AA"}},
         )
-    packed = read(database)[:BLOCK_ROUNDS]
-    assert [r["round"] for r in packed if r["cosines"]] == [1, 10, 21]
+    assert [r["round"] for r in read(database)[:BLOCK_ROUNDS] if r["cosines"]] == [1, 10, 21]

@@ -59,8 +59,7 @@ def store(open_store):
 
 def upload(device, round_=1):
     engine = engine_of(RUN)
-    state = resumed(engine, DEVICES, round_)
-    return upload_of(engine, state, device, values=VECTORS[device])
+    return upload_of(engine, resumed(engine, DEVICES, round_), device, values=VECTORS[device])
 
 
 def append(store, *devices, round_=1):
@@ -110,8 +109,7 @@ def test_a_torn_tail_is_written_over(open_store, store, folder):
     assert [c.device for c in store.uploads(1)] == ["dev-1"]
     (given,) = commit(store, "dev-3")
     assert given.vector.tobytes() == VECTORS["dev-3"].tobytes()
-    raw = file.read_bytes()
-    assert raw[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
+    assert file.read_bytes()[4 * D : 8 * D] == VECTORS["dev-3"].tobytes()
     assert {c.device: c.vector.tobytes() for c in open_store().uploads(1)} == {
         d: VECTORS[d].tobytes() for d in ("dev-1", "dev-3")
     }
@@ -156,8 +154,7 @@ def test_another_runs_directory_is_refused(open_store):
 
 
 def test_the_seed_of_nonces_is_drawn_once(open_store):
-    first = open_store(seed=lambda: b"a" * 16)
-    assert first.seed == b"a" * 16
+    assert open_store(seed=lambda: b"a" * 16).seed == b"a" * 16
     assert open_store(seed=lambda: b"b" * 16).seed == b"a" * 16
     assert len(open_store().seed) == 16
 

@@ -189,8 +189,7 @@ def test_settings_are_read_by_type():
     """Settings are read by their types and the rest are defaults."""
     given = {"eps1": "0.25", "min_side": "4", "path": "ON", "validate": "false", "linkage": "complete"}
     found = read_settings(CflSettings, "cfl", given)
-    expected = CflSettings(eps1=0.25, min_side=4, path=True, validate=False, linkage="complete")
-    assert found == expected
+    assert found == CflSettings(eps1=0.25, min_side=4, path=True, validate=False, linkage="complete")
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def test_mean_keeps_the_plans_fewest_devices():
 
 def test_no_rule_shows_a_single_update():
     """The geometric median of updates one of which lies at their centre is that update."""
-    rng = np.random.default_rng(1)
-    around = rng.standard_normal((4, D))
+    around = np.random.default_rng(1).standard_normal((4, D))
     rows = np.vstack([around, -around, np.full((1, D), 1e-6)]) + 1.0
     updates = [contribution(f"dev-{i}", row) for i, row in enumerate(rows)]
     mean = RobustMean(plan(robust="rfa"))(updates, "uniform").astype(float)

@@ -63,8 +63,7 @@ def test_mean_becomes_the_model_then_begins():
     state, outcome = after_statistics(strategy)
     np.testing.assert_allclose(state.slot.offset, 1.0)
     assert (outcome.clusters, outcome.events[0].kind, outcome.events[0].detail) == ({}, "statistics", {"devices": 3})
-    settled = dataclasses.replace(state, slot=ClusterModel(7, version=1))
-    after, plan = strategy.plan(settled, 2, DEVICES)
+    after, plan = strategy.plan(dataclasses.replace(state, slot=ClusterModel(7, version=1)), 2, DEVICES)
     assert {d: o.phase for d, o in plan.assignments.items()} == dict.fromkeys(DEVICES, Phase.TRAIN)
     assert plan.models == {0: ClusterModel(), STATISTICS_MODEL: ClusterModel(7, version=1)}
     after, outcome = strategy.close(after, plan, [contribution("dev-1", np.ones(D, np.float32), round=2)])

@@ -324,8 +324,7 @@ def test_hostile_bytes_hold_no_round_up():
 
 def test_norm_limit_has_room_for_rounding():
     """An update at the limit is not refused because rounding made it longer."""
-    values = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], np.float32)
-    run, header, body = in_precision("int8", values)
+    run, header, body = in_precision("int8", np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], np.float32))
     norm = float(np.linalg.norm(decode_vector(body, D, "int8")))
     limit = norm / norm_room("int8")
     assert verify(header, body, run=altered(run, norm_limit=limit * 1.001)).norm == pytest.approx(norm)

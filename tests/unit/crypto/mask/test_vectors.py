@@ -47,8 +47,7 @@ def test_values_change_to_the_known_answer(case: dict[str, Any]) -> None:
     """Signed permutations give the file's values bit for bit, rotations to 1e-6 of the norm."""
     key = key_of(case)
     assert key.key_id.hex() == case["key_id"]
-    ramp = np.arange(1, key.length + 1, dtype=np.float32)
-    got = mask(ramp, key).values[:: case["step"]]
+    got = mask(np.arange(1, key.length + 1, dtype=np.float32), key).values[:: case["step"]]
     if case["mode"] == "signed-permutation":
         assert got.tolist() == case["masked_ramp"]
     else:

@@ -109,9 +109,6 @@ def test_private_keys_never_show(alice):
 def test_private_keys_can_not_be_pickled(alice, protocol):
     with pytest.raises(TypeError, match="can't be pickled"):
         pickle.dumps(alice, protocol)
-
-
-def test_private_keys_can_not_be_copied(alice):
     with pytest.raises(TypeError):
         copy.deepcopy(alice)
 

@@ -26,8 +26,7 @@ def test_code_of_a_sum(seed, count, length):
     seeds = [bytes([at]) * 32 for at in range(count)]
     padded = [hidden_codes(code(u, KEY, {MODEL: 1}), s) for u, s in zip(updates, seeds, strict=True)]
     told = opened_codes(added(padded), added(check_pads(s, CHECKS) for s in seeds))
-    total = updates.sum(0, dtype=np.int64).astype(np.int32)
-    assert matches(total, KEY, {MODEL: count}, told)
+    assert matches(updates.sum(0, dtype=np.int64).astype(np.int32), KEY, {MODEL: count}, told)
     assert all(0 <= one < PRIME for one in told)
 
 
@@ -44,8 +43,7 @@ def test_code_is_exact(length, value):
 
 
 def test_crafted_sums_have_other_codes():
-    updates = updates_of(5, 6, 300)
-    total = updates.sum(0, dtype=np.int64).astype(np.int32)
+    total = updates_of(5, 6, 300).sum(0, dtype=np.int64).astype(np.int32)
     told = code(total, KEY, {MODEL: 6})
     rng = np.random.default_rng(6)
     crafted = [
@@ -69,5 +67,4 @@ def test_pads_hide_codes():
 
 
 def test_known_codes():
-    values = np.array([1, -2, 3], np.int32)
-    assert code(values, KEY, {MODEL: 2}) == KNOWN
+    assert code(np.array([1, -2, 3], np.int32), KEY, {MODEL: 2}) == KNOWN

@@ -46,15 +46,12 @@ def test_cosines_are_those_of_sketches(seed, count, length, index):
 
 def test_sketch_keeps_cosines():
     rng = np.random.default_rng(0)
-    common = rng.normal(size=20_000)
-    updates = (common + rng.normal(size=(12, 20_000))).astype(np.float32)
-    found, _ = look(updates)
+    found, _ = look((rng.normal(size=20_000) + rng.normal(size=(12, 20_000))).astype(np.float32))
     assert np.abs(found[np.triu_indices(12, 1)] - 0.5).max() < 4 / np.sqrt(SKETCH)
 
 
 def test_false_sketch_is_unlike_all():
-    updates = np.random.default_rng(2).normal(size=(4, 600)).astype(np.float32)
-    found, _ = look(updates, lie=2)
+    found, _ = look(np.random.default_rng(2).normal(size=(4, 600)).astype(np.float32), lie=2)
     assert not found[2].any()
     assert not found[:, 2].any()
     assert np.diagonal(found)[[0, 1, 3]].all()

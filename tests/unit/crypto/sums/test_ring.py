@@ -61,8 +61,7 @@ def test_too_large_to_be_added(value):
 
 def test_most_updates_fit_the_ring():
     most, unit = 1000, unit_of(1.0, 4, 1000)
-    words = hidden(np.full(4, 0.999999, np.float32), unit, most, [])
-    assert int(words[0]) * most <= LARGEST_SUM
+    assert int(hidden(np.full(4, 0.999999, np.float32), unit, most, [])[0]) * most <= LARGEST_SUM
 
 
 def test_wrong_pad_is_refused():
@@ -73,11 +72,9 @@ def test_wrong_pad_is_refused():
 
 
 def test_mean_is_close_to_float():
-    rng = np.random.default_rng(1)
-    updates = rng.normal(size=(20, 5000)).astype(np.float32) / 70
+    updates = np.random.default_rng(1).normal(size=(20, 5000)).astype(np.float32) / 70
     unit = unit_of(1000.0, 5000, 64)
-    total = sum(hidden(u, unit, 64, []) for u in updates)
-    mean = mean_of(total, 20, unit, 1000.0)
+    mean = mean_of(sum(hidden(u, unit, 64, []) for u in updates), 20, unit, 1000.0)
     error = np.linalg.norm(mean - updates.mean(0)) / np.linalg.norm(updates.mean(0))
     assert error < 1e-3
 
@@ -96,8 +93,7 @@ def test_short_sum_is_exact(seed, count):
 
 
 def test_longer_update_is_scaled_down():
-    rng = np.random.default_rng(1)
-    update = rng.normal(size=5000).astype(np.float32)
+    update = np.random.default_rng(1).normal(size=5000).astype(np.float32)
     unit = unit_of(float(np.linalg.norm(update)) / 4, 5000, 64, SHORT_BITS)
     words = short(update, unit, 64).view(np.int32)
     assert np.abs(words).max() == ((1 << 15) - 1) // 64
@@ -125,8 +121,7 @@ def test_short_update_that_is_none(value):
 
 def test_short_mean_is_close():
     """The error of the mean of 20 is below .002 of an update."""
-    rng = np.random.default_rng(2)
-    updates = rng.normal(size=(20, 20_000)).astype(np.float32)
+    updates = np.random.default_rng(2).normal(size=(20, 20_000)).astype(np.float32)
     unit = unit_of(1.5 * float(np.linalg.norm(updates, axis=1).max()), 20_000, 64, SHORT_BITS)
     total = sum((short(u, unit, 64) for u in updates), np.zeros(20_000, np.uint32))
     mean = mean_of(total, 20, unit, 1000.0)

@@ -173,8 +173,7 @@ def test_merges_go_up_the_tree():
     assert kinds(rounds, "merge") == ["merge"] * 3
     assert partition(rounds) == {frozenset(DEVICES)}
     assert not rounds.state.tree
-    outcome = rounds.step(answer)
-    assert set(outcome.clusters.values()) == {0}
+    assert set(rounds.step(answer).clusters.values()) == {0}
 
 
 @pytest.mark.parametrize("present", [1, 2])

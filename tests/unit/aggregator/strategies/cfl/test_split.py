@@ -53,8 +53,7 @@ def test_noise_is_distance_in_lengths():
 
 def test_the_figures_of_a_cut():
     """The estimate of Eq. 37 is a worst case for what is measured inside; Eq. 39's limit follows from what is across."""
-    rng = np.random.default_rng(4)
-    centre = rng.standard_normal(50)
+    centre = np.random.default_rng(4).standard_normal(50)
     rows = rows_about([centre, -centre], spread=0.4)
     (cut, *_) = find_cuts(CflSettings(), rows, 2, Norms(0.25, 9.0), None)
     assert {len(side) for side in cut.sides} == {4}
@@ -104,8 +103,7 @@ def test_where_a_cut_may_not_be_made(changes, least, found):
 )
 def test_settled_is_a_small_mean(form, norms, early, expected):
     """Eqs 32 and 33, as norms or as shares of the round's largest and of the early rounds' largest."""
-    settings = CflSettings(form=form, eps1=0.4, eps2=0.2)
-    assert settled(settings, Norms(*norms), early) == expected
+    assert settled(CflSettings(form=form, eps1=0.4, eps2=0.2), Norms(*norms), early) == expected
 
 
 @pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["alg-5", "validated"])
@@ -217,5 +215,4 @@ def test_statistics_show_a_group(groups):
 def test_one_group_shows_no_cut():
     assert statistics_cut(statistics_of_groups(1, each=12), 3, None) is None
     assert statistics_cut(statistics_of_groups(2, each=4), 5, None) is None
-    equal = [contribution(f"dev-{i}", np.ones(9)) for i in range(6)]
-    assert statistics_cut(equal, 3, None) is None
+    assert statistics_cut([contribution(f"dev-{i}", np.ones(9)) for i in range(6)], 3, None) is None

@@ -73,8 +73,7 @@ def test_refused_trial_keeps_its_training():
     before = rounds.state.clusters[0].slot
     rounds.go(answer, 3)
     assert [e.kind for e in rounds.events] == ["trial-opened", "split-refused"]
-    control = rounds.state.clusters[0].slot
-    assert (before.version, control.version) == (2, 5)
+    assert (before.version, rounds.state.clusters[0].slot.version) == (2, 5)
     assert not rounds.state.trials
     assert not rounds.state.tree
     rounds.go(answer, 5)
@@ -314,8 +313,7 @@ def side(margins, samples):
 def test_few_samples_have_less_say():
     """The margins of a few samples are noise, in which the gain of the others would drown."""
     margins, few, many = [0.3, -0.4, 0.05, 0.06, 0.04, 0.07, -0.3, 0.05], 4, 400
-    samples = [few, few, many, many, many, many, few, many]
-    verdict = judge_both([side(margins, samples)] * 2, 1)[0]
+    verdict = judge_both([side(margins, [few, few, many, many, many, many, few, many])] * 2, 1)[0]
     assert (verdict.p_value < 0.02, judge(margins).p_value > 0.4) == (True, True)
     assert verdict.prefer > 0.98
     assert verdict.margin == pytest.approx(0.054, abs=2e-3)

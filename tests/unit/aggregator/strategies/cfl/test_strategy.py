@@ -30,8 +30,7 @@ def test_nested_splits_give_the_groups():
     """Sub-splits are device ids, never positions: nobody is orphaned, nobody is in two clusters."""
     rounds, answer = ran(12, **ALG_5)
     assert partition(rounds) == TRUTH
-    cuts = [e for e in rounds.events if e.kind == "split"]
-    assert len(cuts) == len(rounds.state.tree) == 3
+    assert len([e for e in rounds.events if e.kind == "split"]) == len(rounds.state.tree) == 3
     assert sorted(len(cfl_tree.path(rounds.state.tree, leaf)) for leaf in rounds.state.clusters) == [2, 3, 4, 4]
     assert not rounds.state.unplaced
     assert set(rounds.step(answer).clusters) == set(DEVICES)
@@ -169,8 +168,7 @@ def test_group_that_left_holds_nobody_up():
     rounds.step(answer)
     stay = [d for d in DEVICES if GROUP_OF[d] != "c"]
     rounds.go(answer, 60, present=stay)
-    given_up = [e.round for e in rounds.events if e.detail.get("reason") == "devices absent"]
-    assert len(given_up) <= 1
+    assert len([e.round for e in rounds.events if e.detail.get("reason") == "devices absent"]) <= 1
     assert set(rounds.state.heard) <= set(stay)
     slot = next(c.slot for c in rounds.state.clusters.values() if stay[0] in c.members)
     np.testing.assert_allclose(rounds.theta(slot), GOAL["a"], atol=0.1)
@@ -182,8 +180,7 @@ def test_trial_asks_more_where_few_are_drawn():
     (trial,) = rounds.state.trials.values()
     run = altered(rounds.strategy.run, participation=0.1)
     strategy = type(rounds.strategy)(run)
-    present = tuple(sorted(d for d in DEVICES if d != "dev-90"))
-    _, plan = strategy.plan(rounds.state, 3, present)
+    _, plan = strategy.plan(rounds.state, 3, tuple(sorted(d for d in DEVICES if d != "dev-90")))
     assert {o.phase for o in plan.assignments.values()} == {Phase.TRIAL}
     for half in (trial.left, trial.right):
         assert {d for d in half.members if d in plan.assignments} == set(half.members) - {"dev-90"}

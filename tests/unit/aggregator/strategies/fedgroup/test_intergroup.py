@@ -69,8 +69,7 @@ def test_the_length_after_the_mean_is_exact():
         made = contribution(device, delta, samples=SAMPLES[device], model_norm=float(np.linalg.norm(trained[-1])))
         given.append(made)
     weights = [SAMPLES[d] for d in DEVICES]
-    step = np.average([c.vector for c in given], 0, weights).astype(np.float32)
-    after = before.moved(step, 6, 2)
+    after = before.moved(np.average([c.vector for c in given], 0, weights).astype(np.float32), 6, 2)
     expected = np.linalg.norm(np.average(trained, 0, weights))
     assert length_after(given, before, after, "samples") == pytest.approx(expected, rel=1e-6)
 

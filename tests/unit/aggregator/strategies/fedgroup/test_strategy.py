@@ -67,8 +67,7 @@ class Spy:
 
 def right(clusters):
     """Whether the devices that have a group are parted as they should be."""
-    pairs = {(TRUTH[d], g) for d, g in clusters.items()}
-    return len(pairs) == len(set(clusters.values())) == 2
+    return len({(TRUTH[d], g) for d, g in clusters.items()}) == len(set(clusters.values())) == 2
 
 
 def mean(vectors, devices, weighted=True):
@@ -200,8 +199,7 @@ def test_small_group_joins_the_nearest():
 
     for least, sizes in ((1, [1, 5, 6]), (3, [5, 7])):
         rounds = fedgroup(groups=3, alpha=4, min_contributors=least)
-        outcome = rounds.step(give)
-        assert sorted(Counter(outcome.clusters.values()).values()) == sizes
+        assert sorted(Counter(rounds.step(give).clusters.values()).values()) == sizes
         assert all(rounds.contributors(slot) >= least for slot in rounds.state.slots)
 
 
@@ -220,8 +218,7 @@ def test_one_model_until_groups_gain():
         )
 
     for round_ in range(1, 6):
-        outcome = rounds.step(give)
-        assert right(outcome.clusters) == (round_ == 5)
+        assert right(rounds.step(give).clusters) == (round_ == 5)
         rounds.reload()
     assert [e.kind for e in rounds.events] == ["groups-tried", "groups-found"]
     assert rounds.events[-1].detail["k"] == 2

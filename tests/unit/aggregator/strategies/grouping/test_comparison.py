@@ -59,5 +59,4 @@ def test_one_false_pair_decides_nothing(lie):
 
 @pytest.mark.parametrize("absent", [("d", "e", "f"), ("b", "c", "e", "f")])
 def test_too_few_answers_decide_nothing(absent):
-    own = {d: loss / 2 for d, loss in ONE.items() if d not in absent}
-    assert gain_of_groups(ONE, own, TWO) is None
+    assert gain_of_groups(ONE, {d: loss / 2 for d, loss in ONE.items() if d not in absent}, TWO) is None

@@ -58,8 +58,7 @@ def test_one_group_costs_no_round():
     """Updates alike are one group and a look costs no round."""
     rounds, fleet = rounds_of(), Fleet(ALIKE)
     for _ in range(16):
-        outcome = rounds.step(fleet)
-        assert set(outcome.clusters.values()) == {0}
+        assert set(rounds.step(fleet).clusters.values()) == {0}
     assert kinds(rounds) == ["one-group"] * 3
     assert [e.round for e in rounds.events] == list(LOOKS[:3])
     assert all(e.detail["k"] == 1 and e.detail["silhouette"] < 0.25 for e in rounds.events)

@@ -62,8 +62,7 @@ def test_stable_devices_get_their_own_model():
 
 def test_change_in_a_probe_broadcasts_all():
     """Device b chooses another cluster in the probe of round 7 and stays there: five stable rounds until it narrows again."""
-    wander = {("b", r): 0 for r in range(7, 30)}
-    rounds = Watched(stable_rounds=3, probe_every=3, wander=wander)
+    rounds = Watched(stable_rounds=3, probe_every=3, wander={("b", r): 0 for r in range(7, 30)})
     assert full(rounds.play(14)) == [1, 2, 3, 4, 7, 8, 9, 10, 13]
     assert rounds.sent[10]["b"] == (0,)
     assert [(e.round, e.kind) for e in rounds.events] == [
@@ -86,8 +85,7 @@ def test_unseen_device_is_sent_all_models():
 
 def test_long_absent_device_gets_all_models():
     """Its last choice is from before the models moved: it has to choose again, and a change widens the broadcast."""
-    wander = {("b", 2): 0, ("d", 7): 1}
-    rounds = Watched(stable_rounds=2, probe_every=50, wander=wander)
+    rounds = Watched(stable_rounds=2, probe_every=50, wander={("b", 2): 0, ("d", 7): 1})
     rounds.play(1)
     rounds.play(5, ("a", "b", "c"))
     assert rounds.sent[5] == {"a": (0,), "b": (1,), "c": (1,)}

@@ -29,13 +29,3 @@ def test_rotation_hides_the_layer() -> None:
         spread[mode] = np.median(sizes[20_000:]) / np.median(sizes[:20_000])
     assert spread["permutation"] > 50
     assert spread["rotation"] < 5
-
-
-def test_segments_of_a_rotation_do_not_mix() -> None:
-    """Values of one segment do not change any bit of the other."""
-    key = key_of("rotation", 5000, 3000)
-    vector, other = normal(8000), normal(8000, 1)
-    other[:5000] = vector[:5000]
-    one, two = mask(vector, key).values, mask(other, key).values
-    np.testing.assert_array_equal(one[:5000], two[:5000])
-    assert not np.any(one[5000:] == two[5000:])
