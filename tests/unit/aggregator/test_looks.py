@@ -58,8 +58,7 @@ def test_looks_are_counted(scene):
 def test_killed_after_each_request(tmp_path):
     scene = LookScene(tmp_path, look_plan(), late=True)
     assert scene.at().labels()
-    assert len(scene.memory.looks.begun) == 1
-    assert scene.at(round_=2).used == 2
+    assert (len(scene.memory.looks.begun), scene.at(round_=2).used) == (1, 2)
 
 
 def test_lost_memory_costs_a_look(scene):
@@ -77,8 +76,7 @@ def looked(scene, given):
 def test_false_share_costs_its_device(scene):
     given = [looked_update(name, figures=Figures(norm=-1.0) if name == "dev-3" else None) for name in NAMES]
     found = looked(scene, given)
-    assert set(found.devices) == {*NAMES} - {"dev-3"}
-    assert found.used == 1
+    assert (set(found.devices), found.used) == ({*NAMES} - {"dev-3"}, 1)
 
 
 def test_false_sketch_is_named(scene):

@@ -75,8 +75,7 @@ def test_the_same_package_twice_is_one_run(desk):
     assert (first.run, first.run_id, first.phase, first.round) == (plan.run, plan.run_id, QUEUED, 0)
     assert again == first
     (file,) = (desk.place.server / "runs").iterdir()
-    assert file.read_bytes() == package
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (package, 0o600)
 
 
 @pytest.mark.parametrize("package", [b"", b"junk"])

@@ -99,8 +99,7 @@ def test_event_closes_nothing_in_a_commit(scene):
     scene.service.tick(DEADLINE_S)
     assert not scene.state.deadline_passed
     scene.disk.done()
-    assert scene.records()[0]["contributed"] == 1
-    assert scene.state.round == 2
+    assert (scene.records()[0]["contributed"], scene.state.round) == (1, 2)
 
 
 def test_events_keep_their_order(scene):
@@ -158,8 +157,7 @@ def test_revoked_device_is_heard_no_more(scene, caplog):
     scene.parties.owner.revoke("dev-2")
     scene.line.take()
     scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
-    assert set(scene.state.devices) == {"dev-1"}
-    assert scene.state.asked == 1
+    assert (set(scene.state.devices), scene.state.asked) == ({"dev-1"}, 1)
     assert TOPICS.roster in scene.line.take()
     scene.come("dev-2")
     assert scene.state.present == ("dev-1",)
@@ -191,8 +189,7 @@ def test_restart_resumes_durable_uploads(scene):
     scene.service.close()
     scene.service = scene.make()
     scene.service.start(100.0)
-    assert scene.state.plan == plan
-    assert set(scene.state.received) == {"dev-1"}
+    assert (scene.state.plan, set(scene.state.received)) == (plan, {"dev-1"})
     assert scene.state.present == ("dev-1", "dev-2"), "those that were available, until their wills say otherwise"
 
 

@@ -44,13 +44,17 @@ def made():
         driver.workers.close()
 
 
+@pytest.fixture
+def driver(made):
+    return made()
+
+
 def fail():
     raise OSError(28, "No space left on device")
 
 
-def test_jobs_are_done_in_order(made):
+def test_jobs_are_done_in_order(driver):
     """Jobs are done in order and called back by the driver."""
-    driver = made()
     for name in range(3):
         driver.submit(name)
     backs = [driver.handed.get(timeout=WAIT_S) for _ in range(3)]
@@ -81,10 +85,8 @@ def test_jobs_of_one_key_keep_their_order(made):
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a bug")])
-def test_failed_job_is_raised_at_the_call(made, error):
+def test_failed_job_is_raised_at_the_call(driver, error):
     """A failed job is raised where the driver calls."""
-    driver = made()
-
     driver.workers.submit(Mock(side_effect=error), driver.back)
     driver.submit("next")
     with pytest.raises(type(error)) as caught:
@@ -94,9 +96,8 @@ def test_failed_job_is_raised_at_the_call(made, error):
     assert driver.called == ["job next", "back next"]
 
 
-def test_untaken_job_hands_nothing_back(made):
+def test_untaken_job_hands_nothing_back(driver):
     """A job without a taker hands nothing back."""
-    driver = made()
     driver.workers.submit(lambda: driver.called.append("job"))
     driver.submit("next")
     driver.call_back()
@@ -104,9 +105,8 @@ def test_untaken_job_hands_nothing_back(made):
     assert driver.handed.empty()
 
 
-def test_closed_workers_call_nothing(made):
+def test_closed_workers_call_nothing(driver):
     """The store that the callback would use is closed by then, and the run is not served any more."""
-    driver = made()
     driver.submit("early")
     driver.workers.submit(fail, driver.back)
     backs = [driver.handed.get(timeout=WAIT_S) for _ in range(2)]

@@ -57,8 +57,7 @@ def naive_complete(similarity: Matrix) -> set[frozenset[int]]:
 def check_shape(result: Bipartition, size: int) -> None:
     assert result.left[0] == 0
     assert result.right
-    assert list(result.left) == sorted(result.left)
-    assert list(result.right) == sorted(result.right)
+    assert (list(result.left), list(result.right)) == (sorted(result.left), sorted(result.right))
     assert sorted(result.left + result.right) == list(range(size))
 
 

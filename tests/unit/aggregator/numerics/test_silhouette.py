@@ -34,8 +34,7 @@ def _directions(rng, sizes, length):
 def test_groups_of_any_sizes_are_found(sizes):
     similarity, labels = blocks(*sizes)
     found = find_main_groups(similarity, most=32, least=3, floor=0.25)
-    assert found.labels.tolist() == labels.tolist()
-    assert found.sizes == list(sizes)
+    assert (found.labels.tolist(), found.sizes) == (labels.tolist(), list(sizes))
 
 
 def test_two_like_groups_are_told_apart():

@@ -156,61 +156,31 @@ def test_the_uploads_of_a_round(compare, algorithm):
     compare(measured)
 
 
-def test_storm_while_a_round_is_open(compare):
-    """A storm of departures and returns while a round is open."""
+def declining(engine, devices):
+    return [Declined(device, engine.nonce(1), DeclineReason.DATA) for device in devices]
 
+
+SCRIPTS = {
+    "departures and returns": lambda _engine, devices: [
+        move(d) for move in (WentOffline, CameOnline) for d in devices[1:]
+    ],
+    "declines": lambda engine, devices: declining(engine, devices[: len(devices) // 2]),
+    "revocations": lambda _engine, devices: [Left(device) for device in devices[:-1]],
+    "newcomers": lambda _engine, devices: [CameOnline(Name(f"new-{i:05}")) for i in range(len(devices))],
+    "presences after a declined deadline": lambda _engine, devices: [CameOnline(device) for device in devices],
+}
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_events_while_a_round_is_open(compare, case):
     def measured(count):
         engine, state, devices = opened(count)
+        for event in (*declining(engine, devices), DeadlinePassed(1)) if "deadline" in case else ():
+            state, _ = engine.handle(state, event)
         cost = Cost()
-        for device in devices[1:]:
-            state = cost.feed(engine, state, WentOffline(device))
-        for device in devices[1:]:
-            state = cost.feed(engine, state, CameOnline(device))
-        assert (state.round, state.awaited, len(state.online)) == (1, count, count)
-        return cost
-
-    compare(measured)
-
-
-def test_devices_decline_and_are_revoked(compare):
-    """Devices that decline and are revoked."""
-
-    def measured(count):
-        engine, state, devices = opened(count)
-        nonce = engine.nonce(1)
-        cost = Cost()
-        for device in devices[: count // 2]:
-            state = cost.feed(engine, state, Declined(device, nonce, DeclineReason.DATA))
-        for device in devices[count // 2 : -1]:
-            state = cost.feed(engine, state, Left(device))
-        return cost
-
-    compare(measured)
-
-
-def test_presences_after_a_declined_deadline(compare):
-    """Presences after the deadline of a round that all have declined."""
-
-    def measured(count):
-        engine, state, devices = opened(count)
-        for device in devices:
-            state, _ = engine.handle(state, Declined(device, engine.nonce(1), DeclineReason.DATA))
-        state, _ = engine.handle(state, DeadlinePassed(1))
-        cost = Cost()
-        for device in devices:
-            state = cost.feed(engine, state, CameOnline(device))
-        return cost
-
-    compare(measured)
-
-
-def test_newcomers_while_a_round_is_open(compare):
-    def measured(count):
-        engine, state, _ = opened(2)
-        cost = Cost()
-        for i in range(count):
-            state = cost.feed(engine, state, CameOnline(Name(f"new-{i:05}")))
-        assert len(state.devices) == count + 2
+        for event in SCRIPTS[case](engine, devices):
+            state = cost.feed(engine, state, event)
+        assert state.round == 1
         return cost
 
     compare(measured)

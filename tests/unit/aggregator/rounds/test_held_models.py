@@ -65,8 +65,7 @@ def test_several_origins_stay_open():
 def test_checkpoint_goes_with_its_devices():
     """A checkpoint of a device that left or with its statements is announced no more."""
     held = rounds(1, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
-    assert list(held.announced(2)) == [0]
-    assert held.only(("dev-2", "dev-3")).announced(2) == {}
+    assert (list(held.announced(2)), held.only(("dev-2", "dev-3")).announced(2)) == ([0], {})
     assert held.only(("dev-1", "dev-3")).announced(2) == {}
 
 
@@ -137,8 +136,7 @@ def test_last_two_steps_keep_their_means():
 def test_checkpoint_is_announced_once_signed():
     """A checkpoint is announced once enough devices have signed its state."""
     held = rounds(1, devices=("dev-1",), seal=lambda _: "dev-1")
-    assert (held.certified, list(held.pending)) == ({}, [0])
-    assert held.announced(2) == {}
+    assert (held.certified, list(held.pending), held.announced(2)) == ({}, [0], {})
     held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-2")
     (checkpoint,) = held.announced(2).values()
     assert (checkpoint.state, checkpoint.round, checkpoint.device) == (StateId(0, 1), 2, "dev-2")

@@ -17,6 +17,12 @@ from shoal.protocol.states import StateId
 from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
 
 
+def waiting(held, there=NAMES):
+    """Return the devices that can't take part in a round that all of them are asked for."""
+    plan = plan_of(held, devices=there)
+    return unable(held, plan, offers_of(plan, held.states), there, 2)
+
+
 def test_lacking_compared_model_waits_too():
     """A device that lacks a model to compare with waits too."""
     held = rounds(1, devices=("dev-1", "dev-2"))
@@ -30,22 +36,18 @@ def test_lacking_compared_model_waits_too():
 
 def test_everybody_can_begin():
     """Before the first round has closed every device can take part."""
-    held = begun()
-    assert unable(held, plan_of(held, devices=("dev-9",)), {0: ORIGIN}, ("dev-9",), 2) == ()
+    assert waiting(begun(), ("dev-9",)) == ()
 
 
 def test_missed_rounds_wait_for_a_checkpoint():
     """A device that missed three rounds waits for a checkpoint and a newcomer too."""
     held = rounds(3, held=rounds(1), devices=("dev-1", "dev-2"))
-    offers = offers_of(plan_of(held), held.states)
     there = (*NAMES, "dev-9")
-    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ("dev-3", "dev-4", "dev-5", "dev-9")
+    assert waiting(held, there) == ("dev-3", "dev-4", "dev-5", "dev-9")
     held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-2")
-    offers = offers_of(plan_of(held), held.states)
-    assert unable(held, plan_of(held, devices=there), offers, there, 2) == ()
+    assert waiting(held, there) == ()
     # Under newer keys a newcomer can't open a checkpoint of the version before.
-    newer = dataclasses.replace(held, key_version=4)
-    assert "dev-9" in unable(newer, plan_of(held, devices=there), offers, there, 2)
+    assert "dev-9" in waiting(dataclasses.replace(held, key_version=4), there)
 
 
 def test_earlier_checkpoint_is_no_help():
@@ -58,9 +60,8 @@ def test_earlier_checkpoint_is_no_help():
         declined={"dev-3": DeclineReason.STATE, "dev-4": DeclineReason.DATA},
     )
     assert held.lacking == {"dev-3": 3}
-    assert "dev-3" in unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2)
-    held = rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")
-    assert unable(held, plan_of(held), offers_of(plan_of(held), held.states), NAMES, 2) == ()
+    assert "dev-3" in waiting(held)
+    assert waiting(rounds(1, held=held, devices=("dev-1", "dev-2"), seal=lambda _: "dev-1")) == ()
 
 
 def seals(held, run=None, *, waiting=False, **plan):

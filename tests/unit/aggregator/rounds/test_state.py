@@ -98,8 +98,7 @@ def test_record_has_losses_of_clusters():
 def test_absent_or_revoked_are_not_awaited():
     """Devices that are offline or revoked when a round opens are not waited for."""
     state = opened(fleet(online=("a", "c")), plan_for("a", "b", "x"))
-    assert set(state.unavailable) == {"b", "x"}
-    assert set(state.removed) == {"x"}
+    assert (set(state.unavailable), set(state.removed)) == ({"b", "x"}, {"x"})
     assert (state.awaited, state.asked, state.unasked, state.waiting) == (1, 2, 1, ("a", "b", "x"))
 
 
@@ -231,8 +230,7 @@ def test_the_record_of_a_round():
     assert (record.missing, record.declined) == (("c",), {"c": "data"})
     assert record.loss == pytest.approx((1.0 * 10 + 2.0 * 30) / 40)
     assert (record.correct, record.tested, record.device_accuracy) == (3, 4, {"b": (3, 4)})
-    assert list(record.norms.items()) == [("a", 1.0), ("b", 5.0)]
-    assert list(record.capped) == ["a", "b"]
+    assert (list(record.norms.items()), list(record.capped)) == ([("a", 1.0), ("b", 5.0)], ["a", "b"])
     assert (record.cluster_tests, record.cosines.devices) == ({1: (3, 4)}, ("a", "b"))
     assert record.clusters == {"a": 0, "b": 1}
     assert record.events == (

@@ -112,8 +112,7 @@ def test_reports_come_to_their_takers(scene):
     scene.send(0, scene.report(0))
     done = JobDone(scene.run.run_id, 0, 7, (bytes(32),))
     scene.send(0, done, channels.JOB_DONE)
-    assert scene.reports == [scene.report(0)]
-    assert scene.answers == [done]
+    assert (scene.reports, scene.answers) == ([scene.report(0)], [done])
     assert scene.messages.facts({1: 3}) == (
         WorkerStatus(name="worker-0", online=True, last_report_s=NOW),
         WorkerStatus(name="worker-1", online=False, lacking=3),

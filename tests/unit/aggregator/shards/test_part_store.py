@@ -45,8 +45,7 @@ def store(tmp_path):
 
 def test_a_part_is_stored_with_the_commit(store):
     store.write(1, stored(), PART.data.cast("B"))
-    assert (store.waiting, store.stored(1)) == (True, [])
-    assert store.commit() == [(1, stored())]
+    assert (store.waiting, store.stored(1), store.commit()) == (True, [], [(1, stored())])
     assert (store.waiting, store.stored(1), store.stored(1, "dev-2")) == (False, [stored()], [])
     assert store.reader(1)("dev-1").tolist() == PART.tolist()
     assert store.lacking(1, ("dev-1", "dev-2"), (stored().digest, bytes(32))) == ("dev-2",)
@@ -81,8 +80,7 @@ def test_an_order_erases_what_no_round_needs(store):
     with pytest.raises(IntegrityError, match="missing or altered"):
         store.mean(1, digest)
     store.keep_order(order(4, finished=True))
-    assert store.stored(2) == []
-    assert store.order == order(4, finished=True)
+    assert (store.stored(2), store.order) == ([], order(4, finished=True))
 
 
 def test_directory_of_another_run_is_refused(tmp_path):

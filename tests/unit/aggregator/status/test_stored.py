@@ -185,8 +185,7 @@ def test_many_standstills_are_counted(place):
     """Of many clusters that stand still some are shown and the others counted."""
     place.run(records=[{"still": [still(c) for c in range(NAMES_SHOWN + 3)]}])
     lines = place.status()[1:]
-    assert len(lines) == 2 * NAMES_SHOWN + 1
-    assert lines[-1] == "run 1 stands still: 3 more clusters"
+    assert (len(lines), lines[-1]) == (2 * NAMES_SHOWN + 1, "run 1 stands still: 3 more clusters")
     assert len(place.data()["runs"][0]["still"]) == NAMES_SHOWN + 3
 
 

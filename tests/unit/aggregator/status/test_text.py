@@ -135,8 +135,7 @@ def test_revoked_devices_are_named():
 
 def test_of_many_devices_some_are_shown():
     lines = text.device_lines(with_devices(*(device(f"dev-{i}", reason="odd") for i in range(NAMES_SHOWN + 3))))
-    assert len(lines) == 2 * NAMES_SHOWN + 2
-    assert lines[-1] == "  and 3 more: --json lists all"
+    assert (len(lines), lines[-1]) == (2 * NAMES_SHOWN + 2, "  and 3 more: --json lists all")
 
 
 @pytest.mark.parametrize(

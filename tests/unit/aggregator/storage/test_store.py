@@ -222,8 +222,7 @@ def test_digests_outlast_their_files(store):
     commit(store, "dev-2", "dev-1")
     digests = {c.device: (c.phase, c.digest) for c in store.uploads(1)}
     store.erase()
-    assert store.received(1) == digests
-    assert store.received(2) == {}
+    assert (store.received(1), store.received(2)) == (digests, {})
 
 
 def test_what_nothing_needs_is_swept(store, folder):

@@ -148,8 +148,7 @@ def test_the_discrepancy_is_told_when_asked():
         lambda d, o, r: contribution(d, np.full(D, 2.0), round=r, model=o.candidates[0], nearest=o.candidates[0])
     )
     (event,) = rounds.events
-    assert event.kind == "discrepancy"
-    assert event.detail["mean"] == pytest.approx(2 * np.sqrt(D))
+    assert (event.kind, event.detail["mean"]) == ("discrepancy", pytest.approx(2 * np.sqrt(D)))
     assert event.detail["mean_after"] == pytest.approx(0.0)
 
 

@@ -97,8 +97,7 @@ def test_other_plan_offers_statistics_too(monkeypatch):
     both = (state.inner, RoundPlan(2, {0: ClusterModel()}, {}, otherwise=(state.inner, second)))
     monkeypatch.setattr(strategy.inner, "plan", lambda *_: both)
     other = strategy.plan(state, 2, DEVICES)[1].otherwise
-    assert set(other[1].models) == {5, STATISTICS_MODEL}
-    assert other[0] == state
+    assert (set(other[1].models), other[0]) == ({5, STATISTICS_MODEL}, state)
 
 
 def test_used_up_models_are_refused(monkeypatch):
@@ -161,8 +160,7 @@ def test_cfl_tries_the_cut_that_they_show():
     asked = {d: order.candidates for d, order in plan.assignments.items()}
     assert asked == {d: (statistics_model(half), half) for d in MANY for half in (1 + (d >= "dev-4"),)}
     assert [e.detail for e in events] == [{"cluster": 1, "devices": 4}, {"cluster": 2, "devices": 4}]
-    assert set(state.own) == {1, 2}
-    assert state.taken == (MANY, MANY[:4], MANY[4:])
+    assert (set(state.own), state.taken) == ({1, 2}, (MANY, MANY[:4], MANY[4:]))
     # The control trains by itself first: updates in another scale say nothing about it.
     state, plan, _ = played(strategy, state, 4, MANY, of_its_group)
     assert {order.candidates[0] for order in plan.assignments.values()} == {0}

@@ -152,8 +152,7 @@ def test_event_waits_for_earlier_uploads(scene, workers):
     assert "dev-3" in scene.state.online
     workers.finish()
     scene.commit()
-    assert scene.state.round == 2
-    assert set(scene.durable(1)) == set(DEVICES)
+    assert (scene.state.round, set(scene.durable(1))) == (2, set(DEVICES))
     assert "dev-3" not in scene.state.online
 
 

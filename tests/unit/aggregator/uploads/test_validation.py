@@ -61,8 +61,7 @@ def test_an_honest_upload_is_verified():
     values = np.arange(D, dtype=np.float32)
     header, body = upload(values)
     verified = verify(header, body)
-    assert verified.header == header
-    assert bytes(verified.body) == body
+    assert (verified.header, bytes(verified.body)) == (header, body)
     assert verified.norm == pytest.approx(float(np.linalg.norm(values)))
     assert len(verified.digest) == 32
 

@@ -24,8 +24,7 @@ def test_delivered_keys_are_erased(number):
     """The key of a delivery and those before it are erased."""
     held = ReceivingSecrets.generate()
     left = held.after(number)
-    assert left.first == number + 1
-    assert len(left.public.keys) == limits.RECEIVING_KEYS
+    assert (left.first, len(left.public.keys)) == (number + 1, limits.RECEIVING_KEYS)
     stay = held.public.keys[number:]
     assert left.public.keys[: len(stay)] == stay
     assert not set(left.public.keys[len(stay) :]) & set(held.public.keys)

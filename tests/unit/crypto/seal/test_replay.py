@@ -20,8 +20,7 @@ def test_whatever_comes_later_is_accepted(place):
     """A round after the one before, a run from its beginning."""
     run, round_ = place
     found = AT.accept(announced(run, round_, nonce=b"m" * 16, roster=6))
-    assert found == ReplayWatermark(6, run, round_, b"m" * 16)
-    assert found.place == place
+    assert (found, found.place) == (ReplayWatermark(6, run, round_, b"m" * 16), place)
 
 
 @pytest.mark.parametrize("place", [(2, 2), (2, 0), (1, 9), (1, 3)])

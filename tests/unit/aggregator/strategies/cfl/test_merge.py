@@ -14,6 +14,7 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     TRIED,
     TRUTH,
     Quadratic,
+    Telling,
     cfl,
     partition,
     ran,
@@ -110,18 +111,15 @@ def test_unprofitable_split_is_taken_back():
     assert partition(rounds) == TRUTH
 
 
-class Lying(Regretful):
+class Lying(Telling, Regretful):
     """One device says the opposite of what it finds, as loud as it may."""
 
     def __init__(self, rounds, liar, **options):
         super().__init__(rounds, **options)
         self.liar = liar
 
-    def __call__(self, device, assignment, round_):
-        given = super().__call__(device, assignment, round_)
-        if device != self.liar or not assignment.margins:
-            return given
-        return dataclasses.replace(given, margins=(0.0, -5.0 if given.margins[1] > 0 else 5.0))
+    def told(self, device, margins, _round):
+        return margins if device != self.liar else (0.0, -5.0 if margins[1] > 0 else 5.0)
 
 
 @pytest.mark.parametrize("regret", [True, False])

@@ -28,6 +28,7 @@ from tests.unit.aggregator.strategies.cfl.quadratics import (
     TRIED,
     D,
     Quadratic,
+    Telling,
     cfl,
     partition,
     ran,
@@ -84,17 +85,13 @@ def test_refused_trial_keeps_its_training():
     assert detail["reason"].startswith("0% of one half's")
 
 
-class LoneGains(Quadratic):
+class LoneGains(Telling):
     """The half that is one group gains by the split, and the other loses."""
 
-    def __call__(self, device, assignment, round_):
-        given = super().__call__(device, assignment, round_)
-        if not assignment.margins:
-            return given
+    def told(self, device, _margins, _round):
         (trial,) = self.rounds.state.trials.values()
         (half,) = (h for h in (trial.left, trial.right) if device in h.members)
-        margin = 0.2 if len({name[0] for name in half.members}) == 1 else -0.05
-        return dataclasses.replace(given, margins=(margin, margin))
+        return (0.2 if len({name[0] for name in half.members}) == 1 else -0.05,) * 2
 
 
 @pytest.mark.parametrize("size", [4, 5])
@@ -114,18 +111,12 @@ def test_one_group_may_leave_alone(size):
         assert rest.slot.version == control.version + 1, "the control, moved by the mean of all in the last round"
 
 
-class SlowGain(Quadratic):
+class SlowGain(Telling):
     """Halves gain nothing at first, and more at each look: the evidence is weak, then clear."""
 
-    looks = 0
-
-    def __call__(self, device, assignment, round_):
-        given = super().__call__(device, assignment, round_)
-        if not assignment.margins:
-            return given
-        self.looks = max(self.looks, round_)
+    def told(self, device, _margins, round_):
         spread = 0.05 * (1 + DEVICES.index(device) % 3)
-        return dataclasses.replace(given, margins=(0.0, round(spread + 0.004 * round_ - 0.02, 4)))
+        return (0.0, round(spread + 0.004 * round_ - 0.02, 4))
 
 
 def test_clear_cut_gets_time(monkeypatch):
@@ -203,14 +194,11 @@ def test_weak_evidence_gets_another_look(p_values, expected):
     assert goes_on([Verdict(4, 1.0, 0.1, p, p) for p in p_values]) is expected
 
 
-class OneSided(Quadratic):
+class OneSided(Telling):
     """Only one half gains by the split: for the others their model is no better."""
 
-    def __call__(self, device, assignment, round_):
-        given = super().__call__(device, assignment, round_)
-        if assignment.margins and GROUP_OF[device] == "a":
-            return dataclasses.replace(given, margins=(0.0, -0.2))
-        return given
+    def told(self, device, margins, _round):
+        return (0.0, -0.2) if GROUP_OF[device] == "a" else margins
 
 
 def test_both_sides_must_prefer_a_split():
@@ -225,13 +213,10 @@ def test_labels_in_balance_may_decide(sign, ends):
     """A small gain that is clear with each label of equal weight makes a split, unless the margin is against it."""
     small = np.array([0.004, 0.03, 0.012, 0.02])
 
-    class ByLabels(Quadratic):
-        def __call__(self, device, assignment, round_):
-            given = super().__call__(device, assignment, round_)
-            if not assignment.margins:
-                return given
+    class ByLabels(Telling):
+        def told(self, device, _margins, _round):
             gain = float(small[DEVICES.index(device) % len(small)])
-            return dataclasses.replace(given, margins=(0.0, sign * gain, 0.05 + gain))
+            return (0.0, sign * gain, 0.05 + gain)
 
     rounds, _ = ran(5, ByLabels, **{**TRIED, "margin": 0.1, "p_value": 0.001})
     assert rounds.events[1].kind == ends
@@ -387,12 +372,9 @@ def test_one_liar_changes_no_split(place, lie):
     devices = tuple(f"dev-{i:02d}" for i in range(12))
     goals = {d: (4.0 + 0.1 * (i % 6)) * np.eye(24)[i // 6] for i, d in enumerate(devices)}
 
-    class Liar(Quadratic):
-        def __call__(self, device, assignment, round_):
-            given = super().__call__(device, assignment, round_)
-            if not assignment.margins or device != devices[place] or lie is None:
-                return given
-            return dataclasses.replace(given, margins=(0.0, lie))
+    class Liar(Telling):
+        def told(self, device, margins, _round):
+            return margins if device != devices[place] or lie is None else (0.0, lie)
 
     rounds = cfl(devices, **{**TRIED, "margin": 0.1, "p_value": 0.001})
     rounds.go(Liar(rounds, goals), 5)

@@ -84,8 +84,7 @@ def test_cold_start_finds_the_groups(measure):
     """Alg. 3: their pre-training updates are clustered, and a group's model is their plain mean."""
     rounds, spy = fedgroup(measure=measure, alpha=3), Spy()
     outcome = rounds.step(spy)
-    assert len(spy.asked[1]) == 6
-    assert set(spy.asked[1].values()) == {(Phase.PRETRAIN, (3,))}
+    assert (len(spy.asked[1]), set(spy.asked[1].values())) == (6, {(Phase.PRETRAIN, (3,))})
     assert set(outcome.clusters) == set(spy.asked[1])
     assert right(outcome.clusters)
     for j, slot in enumerate(rounds.state.slots):

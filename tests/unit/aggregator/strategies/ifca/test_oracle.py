@@ -260,8 +260,7 @@ def test_the_strategy_computes_alg_2(case, segments, mode):
     """Models to 1e-6 and every identity, with and without weight sharing, masked and not."""
     fleet, presence, models, identities, start = driven(segments=segments, mode=mode, **CASES[case])
     np.testing.assert_allclose(fleet.models(), models, atol=1e-6, rtol=0)
-    assert dict(fleet.state.choice) == identities
-    assert fleet.state.start == start
+    assert (dict(fleet.state.choice), fleet.state.start) == (identities, start)
     assert {len(p) for p in presence} == {round(M * CASES[case].get("participation", 1.0))}
     assert presence[0] == drawn(fleet.run, 1, DEVICES)
 

@@ -135,8 +135,7 @@ def test_final_round_offers_the_kept_start():
     rounds.step(losing((0.5, 0.1)))
     rounds.step(losing((0.5, 0.1)))
     plan = rounds.strategy.final(rounds.state, 9, DEVICES)
-    assert set(plan.models) == {2, 3}
-    assert plan.assignments["dev-0"].candidates == (2, 3)
+    assert (set(plan.models), plan.assignments["dev-0"].candidates) == ({2, 3}, (2, 3))
     assert plan.final
 
 
