@@ -36,19 +36,16 @@ FILES = {
 
 
 def test_all_figures_of_a_machine(machine):
+    """A machine without any of it has no figures."""
+    bare = machine({})
+    figures = (bare.uptime_s, bare.load, bare.temperature_c, bare.memory_bytes, bare.battery_percent)
+    assert set(figures) == {None}
     found = machine(FILES)
     assert (found.uptime_s, found.load, found.temperature_c) == (93784, 0.52, 51.0)
     assert (found.memory_bytes, found.memory_free_bytes) == (1_024_000_000, 256_000_000)
     assert (found.battery_percent, found.charging) == (80, False)
     assert found.disk_free_bytes > 0
     assert found.cores >= 1
-
-
-def test_bare_machine_has_no_figures(machine):
-    """A machine without any of it has no figures."""
-    found = machine({})
-    figures = (found.uptime_s, found.load, found.temperature_c, found.memory_bytes, found.battery_percent)
-    assert set(figures) == {None}
 
 
 @pytest.mark.parametrize(

@@ -430,20 +430,28 @@ def test_secrets_are_not_printed(directory, store):
 # ---------------------------------------------------------------------------------------------------- power cuts
 
 
+def each_cut(tmp_path, prepare, change):
+    """Yield what was prepared in a started store, its directory, and the store after each cut of a change, the last whole."""
+    left, ended = 0, False
+    while not ended:
+        directory = private_directory(tmp_path / str(left))
+        store = started(directory)
+        before = prepare(store)
+        ended = cut_at(left, change, store, directory)
+        left += 1
+        yield before, directory, StateStore.open(directory)
+
+
 def test_cut_at_any_write_of_a_step(tmp_path):
     """The old one with the keys to repeat it, to the same bits; after a restart no file is left over."""
-    outcomes, cuts, ended = set(), 0, False
-    while not ended:
-        directory = private_directory(tmp_path / str(cuts))
-        store = started(directory)
-        before = close(store, 1)
-        keys = take(store, 2)
-        ended = cut_at(cuts, close, store, 2)
-        again = StateStore.open(directory)
+    outcomes = []
+    for (before, keys), directory, again in each_cut(
+        tmp_path, lambda store: (close(store, 1), take(store, 2)), lambda store, _: close(store, 2)
+    ):
         states, errors = again.load()
         assert errors == ()
         done = StateId(0, 2) in states.held
-        outcomes.add(done)
+        outcomes.append(done)
         assert len(files(directory)) == 1 + len(states.held)
         assert keys.content in contents(directory) or done
         if done:
@@ -455,19 +463,14 @@ def test_cut_at_any_write_of_a_step(tmp_path):
             close(again, 2)
         assert again.load()[0].newest(0).theta.tolist() == (vector(1, 2, 3) + MEAN + MEAN).tolist()
         assert take(again, 3).content == expected_keys(3).content
-        cuts += 1
-    assert outcomes == {False, True}
-    assert cuts == 10, "two of them are synchronisations"
+    assert set(outcomes) == {False, True}
+    assert len(outcomes) == 10, "two of them are synchronisations"
 
 
 def test_cut_while_keys_are_taken(tmp_path):
     """A cut while keys are taken never gives a round two keys or loses it."""
-    cuts, ended = 0, False
-    while not ended:
-        directory = private_directory(tmp_path / str(cuts))
-        store = started(directory)
-        ended = cut_at(cuts, take, store, 4)
-        again = StateStore.open(directory)
+    cuts = 0
+    for _, _, again in each_cut(tmp_path, lambda _: None, lambda store, _: take(store, 4)):
         assert take(again, 4).content == expected_keys(4).content
         assert take(again, 5).content == expected_keys(5).content
         assert not again.has_keys(3)
@@ -477,18 +480,17 @@ def test_cut_while_keys_are_taken(tmp_path):
 
 def test_cut_at_the_start_of_a_run(tmp_path):
     """A cut at the start of a run leaves the old run or the new one."""
-    runs, cuts, ended = set(), 0, False
-    while not ended:
-        directory = private_directory(tmp_path / str(cuts))
-        old = close(started(directory), 1)
-        ended = cut_at(cuts, StateStore.begin, directory, chain(run_id=b"s" * 16))
-        again = StateStore.open(directory)
+    runs = set()
+
+    def begin(_store, directory):
+        StateStore.begin(directory, chain(run_id=b"s" * 16))
+
+    for old, directory, again in each_cut(tmp_path, lambda store: close(store, 1), begin):
         runs.add(again.run_id)
         states, errors = again.load()
         assert errors == ()
         assert same(states, old) if again.run_id == RUN_ID else not states.held
         assert len(files(directory)) == 1 + len(states.held)
-        cuts += 1
     assert runs == {RUN_ID, b"s" * 16}
 
 

@@ -58,10 +58,12 @@ def test_unsubscribed_topic_takes_nothing(fleet, topic):
 
 
 def test_unfollowed_labels_take_nothing(fleet):
-    """Labels that the device does not follow take nothing however many."""
+    """However many; a control message has a limit of its own."""
     small = claim(ChunkKind.MEAN, 2000, 1)
-    for number in range(300):
-        assert flood(fleet, TOPICS.model(f"{number:016x}"), [small]) == 0
+    too_large = claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES + 1, 1)
+    for topic, chunk in [*((TOPICS.model(f"{n:016x}"), small) for n in range(300)), (TOPICS.ctl(NAME), too_large)]:
+        assert flood(fleet, topic, [chunk]) == 0
+    assert flood(fleet, TOPICS.ctl(NAME), [claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES, 1)]) > 0
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,6 @@ def test_each_topic_takes_one_transfer(fleet, topic, kind, most):
     assert flood(fleet, topic, [*claims(), claim(kind, most + 1, 1)]) <= 8 * (MIN_CHUNK_BYTES + 2048)
     whole = [claim(kind, most, n, index=i) for n in range(3) for i in range(most // MIN_CHUNK_BYTES - 1)]
     assert most < flood(fleet, topic, whole) <= cost_bytes(most)
-
-
-def test_control_has_a_limit_of_its_own(fleet):
-    """A control message has a limit of its own."""
-    too_large = claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES + 1, 1)
-    assert flood(fleet, TOPICS.ctl(NAME), [too_large]) == 0
-    assert flood(fleet, TOPICS.ctl(NAME), [claim(ChunkKind.CONTROL, limits.MAX_CONTROL_BYTES, 1)]) > 0
 
 
 def test_all_topics_take_below_32_mib(fleet):

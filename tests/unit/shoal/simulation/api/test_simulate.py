@@ -509,6 +509,20 @@ class NoReset(nn.Module):
         return x @ self.w
 
 
+def permuted(devices=8, groups=4, samples=150, seed=0):
+    """Devices with one concept, whose labels group g rotates by g."""
+    partitions = plain(devices, samples, classes=4, seed=seed)
+    for i, partition in enumerate(partitions):
+        for share, (x, y) in partition.items():
+            partition[share] = (x, (y + i % groups) % 4)
+    return partitions
+
+
+def body_and_head():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+HEADS = {"model": body_and_head, "partitions": permuted()}
 BAD = {
     "no partitions": ({"partitions": []}, UsageError, "at least one mapping"),
     "label": ({"partitions": plain(6, classes=4)}, DataError, "label 3 is out of range"),
@@ -542,11 +556,22 @@ BAD = {
     "targets": ({"model": nn.Linear(6, 4), "task": "regression"}, TaskError, "a target has shape"),
     "dropout": ({"model": nn.Sequential(nn.Linear(6, 3), nn.Dropout())}, TaskError, "at random"),
     "starts": ({"model": NoReset(), "strategy": "ifca", "settings": {"k": 2}}, UsageError, "has no reset_parameters"),
+    "private": ({**HEADS, "private": "2"}, UsageError, "private is the text"),
+    "no private": ({**HEADS, "private": ["head"]}, TaskError, "no parameter"),
+    "all private": ({**HEADS, "private": ["0", "2"]}, TaskError, "all"),
+    "two models": (
+        {"model": [softmax(), softmax()]},
+        ConfigError,
+        r"^fedavg begins with 1 models, and the run has 2$",
+    ),
+    "unlike models": ({"model": [softmax(), nn.Linear(6, 2)], "strategy": "cfl"}, UsageError, "different layers"),
+    "no models": ({"model": [softmax(), 3], "strategy": "cfl"}, UsageError, "one of the models is a int"),
+    "empty models": ({"model": [], "strategy": "cfl"}, UsageError, "model is a list"),
     "proximal": ({"strategy": "fedprox"}, ConfigError, "prox_mu is 0"),
 }
 
 
-SELF_EXPLAINING = ("local's value", "rounds", "seed", "participation", "file", "inputs", "targets")
+SELF_EXPLAINING = ("local's value", "two models", "rounds", "seed", "participation", "file", "inputs", "targets")
 """Their message says it all; every other one has a hint."""
 
 
@@ -577,19 +602,6 @@ def test_models_above_are_candidates(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ private layers
-
-
-def permuted(devices=8, groups=4, samples=150, seed=0):
-    """Devices with one concept, whose labels group g rotates by g."""
-    partitions = plain(devices, samples, classes=4, seed=seed)
-    for i, partition in enumerate(partitions):
-        for share, (x, y) in partition.items():
-            partition[share] = (x, (y + i % groups) % 4)
-    return partitions
-
-
-def body_and_head():
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def test_private_head_serves_permuted_labels():
@@ -630,16 +642,6 @@ def test_any_module_takes_private_layers():
     assert not torch.equal(*bodies)
 
 
-@pytest.mark.parametrize(
-    ("private", "kind", "message"),
-    [("2", UsageError, "private is the text"), (["head"], TaskError, "no parameter"), (["0", "2"], TaskError, "all")],
-)
-def test_senseless_private_layers_refused(private, kind, message):
-    """Private layers that make no sense are refused."""
-    with pytest.raises(kind, match=message):
-        shoal.simulate(body_and_head, permuted(), private=private)
-
-
 def changed(partitions):
     """The last device of the first group moves to the second, and a device of each group is new."""
     return [*partitions[:4], *partitions[5:], partitions[9], partitions[0], partitions[9]]
@@ -664,17 +666,3 @@ def test_clusters_of_an_earlier_run_are_kept(seed):
     one = shoal.simulate(models[:1], cancer(seed), strategy="fedavg", rounds=1, seed=seed)
     single = shoal.simulate(models[0], cancer(seed), strategy="fedavg", rounds=1, seed=seed)
     np.testing.assert_array_equal(one.loss, single.loss)
-
-
-@pytest.mark.parametrize(
-    ("models", "strategy", "error", "message"),
-    [
-        ([softmax(), softmax()], "fedavg", ConfigError, r"^fedavg begins with 1 models, and the run has 2$"),
-        ([softmax(), nn.Linear(6, 2)], "cfl", UsageError, "different layers"),
-        ([softmax(), 3], "cfl", UsageError, "one of the models is a int"),
-        ([], "cfl", UsageError, "model is a list"),
-    ],
-)
-def test_unfit_models_of_a_run_are_refused(models, strategy, error, message):
-    with pytest.raises(error, match=message):
-        shoal.simulate(models, plain(), strategy=strategy, rounds=1)
