@@ -13,7 +13,7 @@ from edge_client.answers.loaded_model import probabilities_of
 from edge_client.storage.finished_models import FinishedModels, PersonalChoice, Validation
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import DeviceState, OwnModel
-from shoal.errors import ConfigError, DataError, IntegrityError, NotEnrolledError
+from shoal.errors import ConfigError, DataError, IntegrityError
 from shoal.task.manifest import TensorSpec
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
@@ -64,11 +64,6 @@ def test_node_on_path_answers_if_asked_for(bundle, data, node, cluster, answer):
     assert (found.tolist(), found.dtype) == (answer, np.int64)
     choice = "cluster" if cluster == 5 else f"node-{node}"
     assert chosen.document(node) == {"run": 1, "round": 9, "cluster": cluster, "live": False, "choice": choice}
-
-
-def test_ensemble_sums_all_outputs(bundle, data):
-    """The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1."""
-    assert Chosen(bundle, PATH, live=False).predict(data, ensemble=True).tolist() == [0, 1, 0]
 
 
 def test_regression_answers_with_numbers(bundle, data, tmp_path):
@@ -131,6 +126,7 @@ def test_finished_model_answers_meanwhile(directory, bundle, live, data):
     assert (chosen.live, chosen.own.cluster, [m.cluster for m in chosen.models]) == (False, 5, [0, 2, 5])
     assert chosen.predict(data).tolist() == [0, 1, 2]
     assert chosen.predict(data, node=0).tolist() == [0, 0, 0]
+    # The third sample gets one vote for each class: the lowest wins; the second has two of three for class 1.
     assert chosen.predict(data, ensemble=True).tolist() == [0, 1, 0]
     under_way = choose(directory, live=True)
     assert under_way.document() == {"run": 8, "round": 9, "cluster": 4, "live": True, "choice": "cluster"}
@@ -182,13 +178,6 @@ def test_model_of_another_length_is_refused(directory, bundle, live):
         choose(directory)
 
 
-def test_live_model_answers_at_first(directory, live, data):
-    """The model under way answers while no run has finished."""
-    chosen = choose(directory)
-    assert chosen.live
-    assert chosen.predict(data).tolist() == [2, 2, 2]
-
-
 def test_model_of_another_run_is_refused(directory, live):
     """A new run has begun, and no round of it has ended: its task may differ."""
     live.save_model(model(4, run=7, run_id=b"o" * 16), durable=False)
@@ -205,11 +194,6 @@ def test_missing_model_or_run_is_named(directory):
     with pytest.raises(IntegrityError, match=f"^{directory} holds no run$") as caught:
         choose(directory)
     assert caught.value.hint == "let the device take part in one"
-
-
-def test_a_directory_of_no_device_is_refused(tmp_path):
-    with pytest.raises(NotEnrolledError):
-        choose(tmp_path)
 
 
 def test_an_export_answers_as_its_model_does(directory, bundle, data, tmp_path):

@@ -46,11 +46,16 @@ def test_npz_is_cast_to_the_contract(tmp_path):
 
 
 def test_directory_is_read_in_name_order(tmp_path):
-    """Directory of npz is read in name order."""
+    """Of archives or of tables."""
     x, y = samples(9)
     np.savez(tmp_path / "b.npz", x=x[4:], y=y[4:])
     np.savez_compressed(tmp_path / "a.npz", x=x[:4], y=y[:4])
     np.testing.assert_array_equal(load(tmp_path, TASK).x, x)
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "b.csv").write_text("5,6,7,8,1\n")
+    (tables / "a.csv").write_text("1;2;3;4;0\n")
+    assert load(tables, TASK).x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -101,13 +106,6 @@ def test_the_devices_options_reach_the_table(tmp_path):
     (tmp_path / "d.csv").write_text("y:a:b:c:d:e\n2:1:2:3:4:9\n")
     task = manifest(data=DataDeclaration(features=("a", "b", "c", "d")))
     assert load(tmp_path / "d.csv", task, Reading(label="y", separator=":")).y.tolist() == [2]
-
-
-def test_tables_are_read_in_name_order(tmp_path):
-    """A folder of tables is read in name order."""
-    (tmp_path / "b.csv").write_text("5,6,7,8,1\n")
-    (tmp_path / "a.csv").write_text("1;2;3;4;0\n")
-    assert load(tmp_path, TASK).x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 SYMBOLS = manifest(input=TensorSpec((4,), "int64", 50))

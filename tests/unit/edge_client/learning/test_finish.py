@@ -107,7 +107,9 @@ def forgets(backend, theta, _x, _y):
 
 @pytest.mark.parametrize("spoil", [diverges, climbs, forgets])
 def test_spoilt_second_training_leaves_first(shares, backend, spoil):
+    """Without figures of the start nothing is trained alone."""
     done = finish(ended(fresh=None), shares, Spoilt(shares, spoil), never)
+    assert list(done.losses) == ["cluster", "1", "3", "10"]
     assert done.choice == "10"
     assert sample_losses(done.theta, shares.validation, backend).mean() == done.losses["10"]
 
@@ -144,11 +146,6 @@ def test_candidates_are_trained_as_the_run(shares, backend):
     expected = {"3": on_top, "alone": alone, "ditto": ditto}
     losses = {name: sample_losses(theta, shares.validation, backend).mean() for name, theta in expected.items()}
     assert losses == {name: done.losses[name] for name in expected}
-
-
-def test_no_first_figures_no_training_alone(shares, backend):
-    """Without figures of the start nothing is trained alone."""
-    assert "alone" not in finish(ended(fresh=None), shares, backend, never).losses
 
 
 def few(shares, count=12):

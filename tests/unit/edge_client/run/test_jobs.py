@@ -168,17 +168,12 @@ def test_earlier_models_are_measured_again(place, finish, logistic):
 
 
 def test_unreadable_model_is_unmeasured(place, finish, caplog):
-    """An earlier model that can't be read is unmeasured and the round is done."""
+    """An earlier model or a list that can't be read stops no final round."""
     earlier = add(place, 2)
     for path in (place.member.directory / "finished").glob("model-*"):
         path.write_bytes(b"junk")
     assert finish().validation == {FINAL_ID: Validation(0.5, 4, 8, 8), earlier: UNMEASURED}
     assert "a finished model can't be used" in caplog.text
-
-
-def test_damaged_list_stops_no_final_round(place, finish):
-    """A damaged list of models does not stop the final round."""
-    add(place, 2)
     (place.member.directory / "finished" / "list.bin").write_bytes(b"junk")
     assert set(finish().validation) == {FINAL_ID}
 

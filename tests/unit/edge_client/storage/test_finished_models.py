@@ -61,6 +61,8 @@ def test_nothing_finished_answers_nothing(store):
     assert store.answering() is None
     assert run_in_use(store) is None
     store.tidy()
+    with pytest.raises(ConfigError, match="no finished model yet"):
+        store.rollback(None)
 
 
 def test_model_comes_back_with_its_figures(store):
@@ -177,19 +179,6 @@ def test_rollback_goes_back_one_by_one(store):
     assert not store.standing().pinned
 
 
-def test_rollback_to_newest_overrides_rule(store):
-    add(store, 1, 0.9)
-    add(store, 2, 0.5)
-    assert run_in_use(store) == 1
-    store.rollback(2)
-    assert run_in_use(store) == 2
-
-
-def test_rollback_without_a_model(store):
-    with pytest.raises(ConfigError, match="no finished model yet"):
-        store.rollback(None)
-
-
 @pytest.mark.parametrize(
     "go_back", [lambda store: store.rollback(1), lambda store: store.choose(choice(1))], ids=["rollback", "choice"]
 )
@@ -230,13 +219,17 @@ def damage(store, model):
 
 
 def test_damaged_model_has_a_way_out(store):
-    """A damaged model is refused with a way out."""
+    """A damaged model or one whose file is missing is refused with a way out."""
     add(store, 1)
     damage(store, store.models()[0])
     with pytest.raises(IntegrityError, match="is damaged") as caught:
         store.answering()
     assert "rollback" in caught.value.hint
     assert "--live" in caught.value.hint
+    for path in store._folder.glob("model-*"):
+        path.unlink()
+    with pytest.raises(ShoalError, match="can't read"):
+        store.answering()
 
 
 @pytest.mark.parametrize("name", ["list.bin", "rollback.bin"])
@@ -280,14 +273,6 @@ def test_removed_model_is_looked_up_again(store, monkeypatch):
 
     monkeypatch.setattr(FinishedModels, "models", models)
     assert store.answering()[0].run == 4
-
-
-def test_missing_file_is_error_with_a_hint(store):
-    add(store, 1)
-    for path in store._folder.glob("model-*"):
-        path.unlink()
-    with pytest.raises(ShoalError, match="can't read"):
-        store.answering()
 
 
 # ---------------------------------------------------------------------------------------------------- power cuts

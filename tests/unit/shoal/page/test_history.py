@@ -56,15 +56,14 @@ def test_final_round_trains_nothing(count):
     assert (found["closed"], found["finished"]) == (count, True)
 
 
-def test_a_round_without_uploads_has_no_loss():
+def test_figures_that_are_missing_are_null():
+    """Of a round without uploads or of a simulation's, and those that JSON can't hold."""
     assert history(record(1, DEVICES, contributed=0, loss=0.0)).document()["points"]["loss"] == [None]
-
-
-def test_values_beyond_json_are_null():
-    """Values that json can't hold are null."""
     found = history(record(1, DEVICES, loss=float("nan"), cluster_losses={"0": float("inf")})).document()
     assert found["points"]["loss"] == found["clusters"][0]["loss"] == [None]
     json.dumps(found, allow_nan=False)
+    points = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()["points"]
+    assert (points["accuracy"], points["loss"]) == ([None, 0.5], [None, 2.0])
 
 
 def test_long_run_has_bounded_points():
@@ -166,10 +165,3 @@ def test_document_of_a_long_run_is_small():
     """The document of a long run of 100 devices is small."""
     run = history(*closed(1_200, names(100)), rounds=1_200)
     assert len(json.dumps(run.document())) < 150_000
-
-
-def test_records_need_only_a_round():
-    """Records of a simulation need only a round."""
-    found = history({"round": 1}, {"round": 2, "accuracy": 0.5, "loss": 2.0}).document()
-    assert found["points"]["accuracy"] == [None, 0.5]
-    assert found["points"]["loss"] == [None, 2.0]

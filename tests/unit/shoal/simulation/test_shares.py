@@ -21,19 +21,14 @@ def sizes(count, shares):
     return tuple(map(len, cut(X, Y, np.arange(count), shares)))
 
 
-def test_rows_are_cut_in_their_order():
-    """Rows are cut in their order with their labels."""
-    picked = np.array([7, 3, 9, 1, 5])
-    parts = cut(X, Y, picked, CFL_SHARES)
+@pytest.mark.parametrize(
+    ("names", "labels"), [(None, [[1, 0, 0], [1], [2]]), ([5, 7, 6], [[7, 5, 5], [7], [6]])], ids=["labels", "renamed"]
+)
+def test_rows_are_cut_in_their_order(names, labels):
+    """Rows are cut in their order with their labels, which may be renamed."""
+    parts = cut(X, Y, np.array([7, 3, 9, 1, 5]), CFL_SHARES, None if names is None else np.array(names))
     assert [rows(p) for p in parts] == [[7, 3, 9], [1], [5]]
-    assert [p.y.tolist() for p in parts] == [[1, 0, 0], [1], [2]]
-
-
-def test_labels_are_renamed_only():
-    """Labels are renamed and samples are not."""
-    names = np.array([5, 7, 6])
-    train, _, _ = cut(X, Y, np.array([0, 1, 2]), Shares(1.0, 0.0, 0.0), names)
-    assert (rows(train), train.y.tolist()) == ([0, 1, 2], [5, 7, 6])
+    assert [p.y.tolist() for p in parts] == labels
     assert Y[:3].tolist() == [0, 1, 2]
 
 

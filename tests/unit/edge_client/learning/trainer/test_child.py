@@ -46,13 +46,11 @@ def test_the_task_is_compared():
             begin(**({"layout": layout} | changed))
 
 
-def test_another_shape_is_refused():
+def test_an_unknown_action_is_refused():
+    """And another shape than that of the samples."""
     x, y = samples(5)
     with pytest.raises(TaskError, match=r"losses returned shape \(4,\), not \(5,\)"):
         carry_out(own_trainers.Short(), Request(action="losses", areas=()), (THETA, x, y, np.zeros(5)))
-
-
-def test_an_unknown_action_is_refused():
     with pytest.raises(TaskError, match="no action 'explode'"):
         carry_out(Softmax(), Request(action="explode", areas=()), (THETA,))
 

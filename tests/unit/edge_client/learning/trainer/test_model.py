@@ -36,13 +36,6 @@ def trained(backend, seed=0, round_=1):
     return train(THETA, SHARE, RECIPE, backend, np.random.default_rng(seed), round_, never)
 
 
-def refused(trainer, **limits):
-    """Return why a trainer's training is refused."""
-    with pytest.raises(TaskError) as caught:
-        trained(TrainerModel(bundle(), command(trainer, **limits)))
-    return str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def backend():
     return TrainerModel(bundle(), command())
@@ -75,23 +68,22 @@ def test_no_gradient_is_given(backend):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "words"),
+    ("trainer", "limits", "words"),
     [
-        (own_trainers.Raises, "the trainer failed: RuntimeError: the camera is gone"),
-        (own_trainers.Exits, "process ended with status 3"),
-        (own_trainers.Dies, "process was ended by signal 6"),
-        (own_trainers.Eats, "MemoryError"),
-        (own_trainers.NotFinite, "numbers that are not finite"),
-        (own_trainers.Newer, "the task is for softmax 1, and this device has softmax 2"),
-        (own_trainers.Wider, r"layout has weight (4, 3) where this device's has weight (4, 4)"),
+        (own_trainers.Raises, {}, "the trainer failed: RuntimeError: the camera is gone"),
+        (own_trainers.Exits, {}, "process ended with status 3"),
+        (own_trainers.Dies, {}, "process was ended by signal 6"),
+        (own_trainers.Eats, {}, "MemoryError"),
+        (own_trainers.NotFinite, {}, "numbers that are not finite"),
+        (own_trainers.Newer, {}, "the task is for softmax 1, and this device has softmax 2"),
+        (own_trainers.Wider, {}, "layout has weight (4, 3) where this device's has weight (4, 4)"),
+        (own_trainers.Hangs, {"most_s": 0.5}, "has not answered for 0.5 seconds"),
     ],
 )
-def test_a_failure_has_its_reason(trainer, words):
-    assert words in refused(trainer)
-
-
-def test_a_trainer_that_hangs_is_ended():
-    assert "has not answered for 0.5 seconds" in refused(own_trainers.Hangs, most_s=0.5)
+def test_a_failure_has_its_reason(trainer, limits, words):
+    with pytest.raises(TaskError) as caught:
+        trained(TrainerModel(bundle(), command(trainer, **limits)))
+    assert words in str(caught.value)
 
 
 def test_memory_has_a_limit():
@@ -126,16 +118,11 @@ def test_it_gets_no_secret_and_no_descriptor(monkeypatch, capfd):
 
 
 def test_the_setting_chooses_the_model():
+    """And the task chooses own code; a device without it says so."""
     for setting, kind in (("numpy", NumpyModel), ("onnxruntime", OrtModel), ("auto", OrtModel)):
         assert isinstance(make_model(setting)(logistic_bundle(), 1), kind)
     assert isinstance(device_model(logistic_bundle()), OrtModel)
-
-
-def test_the_task_chooses_own_code():
     assert isinstance(make_model("auto", command())(bundle(), 1), TrainerModel)
     assert isinstance(make_model("numpy", command())(logistic_bundle(), 1), NumpyModel)
-
-
-def test_a_device_without_it_says_so():
     with pytest.raises(TrainerError, match="needs the trainer softmax 1, and this device has none"):
         device_model(bundle())

@@ -35,19 +35,16 @@ def result(**changes):
 
 
 def test_models_are_in_eval_mode():
-    """Models hold their clusters theta in eval mode."""
+    """Models hold their cluster's theta in eval mode; a device's model is its own."""
     made = result()
     models = made.models
     assert sorted(models) == [4, 9]
     assert [p.tolist() for p in models[9].parameters()] == [[[4, 5]], [6]]
     assert not any(m.training for model in models.values() for m in model.modules())
     assert made.models is models
-
-
-def test_a_devices_model_is_its_own():
-    made = result().device_model(1)
-    assert [p.tolist() for p in made.parameters()] == [[[1, 1]], [1]]
-    assert not made.training
+    own = made.device_model(1)
+    assert [p.tolist() for p in own.parameters()] == [[[1, 1]], [1]]
+    assert not own.training
 
 
 def test_models_share_nothing():
