@@ -79,19 +79,6 @@ def test_finish_is_in_the_runs_scale(tmp_path, niceness):
     assert inference.choose(folder).evaluate(tmp_path / "d.npz").accuracy > 0.5
 
 
-def test_other_samples_change_the_choice(folder, tmp_path, niceness):
-    """Samples on which the cluster's model is always right: nothing is clearly better."""
-    x = grouped_data(4, 2)[NAME].x
-    np.savez(tmp_path / "x.npz", x=x)
-    np.savez(tmp_path / "own.npz", x=x, y=inference.choose(folder).predict(tmp_path / "x.npz"))
-    own = finishing.personalise(EdgeConfig(folder, tmp_path / "own.npz"))[1]
-    flipped = Dataset(x, (grouped_data(4, 2)[NAME].y + 2) % 4)
-    np.savez(tmp_path / "other.npz", x=flipped.x, y=flipped.y)
-    other = finishing.personalise(EdgeConfig(folder, tmp_path / "other.npz"))[1]
-    assert own.fits[0].loss < other.fits[0].loss
-    assert other.choice != "cluster"
-
-
 def test_without_a_model_it_says_so(tmp_path):
     """A device without a finished model says so."""
     with make_fleet(tmp_path / "fleet") as fleet:

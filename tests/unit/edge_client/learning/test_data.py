@@ -6,7 +6,6 @@ A watch over data files: it notices every change of a file, and bounds the bytes
 from __future__ import annotations
 
 import gzip
-import hashlib
 import os
 
 import numpy as np
@@ -188,18 +187,6 @@ def test_split_follows_the_seed():
     first, again, other = (split(batch, seed).train.x for seed in (b"a", b"a", b"b"))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-
-
-def test_permutation_matches_its_definition():
-    """An independent reading of the definition, word by word with Python integers."""
-    n, seed = 11, b"device-7"
-    head = b"shoal/data-split/1" + (8).to_bytes(4, "little") + seed
-    stream = hashlib.shake_256(head).digest(8 * n)
-    words = []
-    for i in range(n):
-        word = int.from_bytes(stream[8 * i : 8 * i + 8], "little")
-        words.append((word >> 4 << 4 | i, i))
-    np.testing.assert_array_equal(permutation(n, seed), [i for _, i in sorted(words)])
 
 
 def test_permutation_is_pinned():

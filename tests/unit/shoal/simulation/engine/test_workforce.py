@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from aggregator.strategies.base import ClusterModel, RoundPlan, mean_update
 from aggregator.strategies.registry import make_strategy
@@ -171,27 +170,6 @@ def test_nearest_compared_model_is_reported(deferred):
     models = {4: ClusterModel(0), 5: ClusterModel(0), 6: ClusterModel(1), 7: ClusterModel(2)}
     plan = plan_of(models, a=order(4, compare=(4, 5, 6, 7)), b=order(5, compare=(4, 5)), c=order(6))
     assert [c.nearest for c in made.carry_out(plan)] == [7, 5, 0]
-
-
-@pytest.mark.parametrize("deferred", [False, True])
-def test_adapting_compares_before_and_after(deferred):
-    """Devices of one block whose candidates differ: each has its own margins."""
-    starts = {4: ORIGINS[0], 8: ORIGINS[1] + np.array([0, 0, 5, 0], np.float32)}
-    models = {4: ClusterModel(0), 8: ClusterModel(2)}
-    origins_ = np.stack([*ORIGINS, starts[8]])
-    made = force(deferred=deferred, origins=origins_)
-    adapt = {"phase": Phase.ADAPT, "share": Share.TEST, "margins": True}
-    found = made.carry_out(plan_of(models, a=order(4, 8, **adapt), b=order(8, 4, **adapt)))
-    assert [c.model for c in found] == [4, 8]
-    for update, at, names in zip(found, "ab", ((4, 8), (8, 4)), strict=True):
-        losses, place = [], np.array([made.place_of[update.device]])
-        for model in names:
-            (clear,) = force(deferred=False, origins=origins_).carry_out(plan_of(models, **{at: order(model)}))
-            thetas = torch.from_numpy(np.stack([starts[model], starts[model] + clear.vector]))
-            losses.append(made.score(thetas, Share.TEST, place).losses[0])
-        before, after = losses[1] - losses[0]
-        assert update.margins[1] == pytest.approx(min(before, after), abs=1e-4)
-        assert abs(before - after) > 0.1
 
 
 @pytest.mark.parametrize("deferred", [False, True])
