@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from shoal_lab.loopback.fleet import LoopbackError
 
-from aggregator.keeper import service as keeper_service
 from aggregator.keeper.memory import KeeperMemory
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.simulation.process_fleet import Stage
@@ -31,23 +30,6 @@ def test_memory_is_durable_before_the_answer(fleet, monkeypatch):
     with pytest.raises(LoopbackError, match="waits for the keeper"):
         fleet.run(5)
     assert sent[0] == ("answer of the keeper", 1)
-
-
-def test_crash_leaves_one_partition(fleet, monkeypatch):
-    whole = keeper_service.KeeperMemory.save
-
-    def crash(self, directory):
-        whole(self, directory)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(keeper_service.KeeperMemory, "save", crash)
-    with pytest.raises(KeyboardInterrupt):
-        fleet.run(60)
-    fleet.kill_keeper()
-    fleet.revive_keeper()
-    fleet.run(120)
-    assert [one.round for one in KeeperMemory.load(fleet.stage.keeper_dir).opened] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", [TopicKind.JOB, TopicKind.ROSTER, TopicKind.NOTICE])

@@ -40,9 +40,8 @@ def test_large_fleet_is_sampled():
     """A large fleet is sampled from each cluster."""
     rng = np.random.default_rng(0)
     names = [f"d{i:03d}" for i in range(4 * MOST_DEVICES)]
-    found = sampled_cosines(
-        [contribution(n, rng.standard_normal(8)) for n in names], {n: i % 4 for i, n in enumerate(names)}
-    )
+    clusters = {n: i % 4 for i, n in enumerate(names)}
+    found = sampled_cosines([contribution(n, rng.standard_normal(8)) for n in names], clusters)
     assert len(found.devices) == len(set(found.devices)) == MOST_DEVICES
     assert [sum(int(n[1:]) % 4 == c for n in found.devices) for c in range(4)] == [MOST_DEVICES // 4] * 4
 

@@ -1,28 +1,14 @@
 """The strategy's state and the models in one snapshot."""
 
-import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 from aggregator.rounds.snapshot import dump, load
 from aggregator.strategies.fedavg import FedAvgState
 from shoal.errors import DocumentError
 from tests.helpers.held import rounds
-
-
-def same(one, other):
-    """Whether two values are equal, arrays among them compared by their bytes."""
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+from tests.properties.states import same
 
 
 def test_the_models_come_back_as_they_were():

@@ -278,18 +278,3 @@ def test_last_record_of_a_round_counts(store, folder):
 
 
 # ---------------------------------------------------------------------------------------------------- records
-
-
-def test_open_files_do_not_grow_with_uploads(store):
-    """Each stored update had a descriptor of its own: at the usual limit of 1024 the aggregator ended at 1010 devices."""
-    header, body = upload("dev-1")
-    append_upload(store, header, memoryview(body), 1.0, digest_of(header, body))
-    commit_uploads(store)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    given = []
-    for number in range(200):
-        one = dataclasses.replace(header, device=f"dev-{number + 2}")
-        append_upload(store, one, memoryview(body), 1.0, digest_of(one, body))
-        given += commit_uploads(store)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert all(c.vector.tobytes() == VECTORS["dev-1"].tobytes() for c in given)

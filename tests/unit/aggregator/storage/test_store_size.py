@@ -1,7 +1,6 @@
 """A run of many rounds: the database stays small, and nothing that a command prints gets lost."""
 
 import dataclasses
-import json
 import os
 import sqlite3
 
@@ -10,9 +9,7 @@ import pytest
 
 from aggregator.rounds.engine import CameOnline
 from aggregator.rounds.snapshot import dump, load
-from aggregator.storage import records
-from aggregator.storage.records import BLOCK_ROUNDS
-from aggregator.storage.store import Store, read_last_record, read_records
+from aggregator.storage.store import Store, read_records
 from shoal.errors import IntegrityError
 from tests.helpers.plans import D, append_upload, commit_uploads, digest_of, engine_of, run_plan, upload_of
 
@@ -38,7 +35,6 @@ class Run:
         self.engine = engine_of(run, self.store.seed)
         self.rng = np.random.default_rng(0)
         self.closed = None
-        self.written = []
         self.state, _ = self.engine.begin(devices)
         for device in devices:
             self.feed(CameOnline(device))
@@ -51,7 +47,6 @@ class Run:
                 times = {"seconds": float(self.rng.random()), "bytes_up": int(self.rng.integers(10**6))}
                 record = {**dataclasses.asdict(action.record), **times}
                 self.closed = (record["round"], record)
-                self.written.append(json.loads(json.dumps(record)))
             elif kind == "OpenRound":
                 before = dump(action.before, action.held)
                 metadata = self.state.resume_metadata
@@ -107,26 +102,6 @@ def test_the_log_of_the_database_stays_small(tmp_path):
     run.store.close()
 
 
-@pytest.mark.slow
-def test_packed_rounds_lack_devices_figures(tmp_path):
-    """Packed rounds lack nothing but the figures of single devices."""
-    run = Run(tmp_path / "run")
-    for _ in range(3 * BLOCK_ROUNDS + 5):
-        run.round()
-    found = run.store.records()
-    assert found == read_records(run.folder)
-    full = [r for r in found if r["norms"]]
-    assert [r["round"] for r in found] == list(range(1, 3 * BLOCK_ROUNDS + 6))
-    assert BLOCK_ROUNDS <= len(full) < 2 * BLOCK_ROUNDS
-    assert found[-len(full) :] == run.written[-len(full) :]
-    without = [{**r, **{name: {} for name in records.DEVICE_FIGURES}} for r in run.written[: -len(full)]]
-    without[0]["cosines"] = run.written[0]["cosines"]  # the clusters are new then
-    assert found[: -len(full)] == without
-    assert read_last_record(run.folder) == run.written[-1]
-    assert not run.store.over()
-    run.store.close()
-
-
 def test_state_is_found_after_many_rounds(tmp_path):
     """A state is found again after many rounds."""
     run = Run(tmp_path / "run", "cfl")
@@ -144,21 +119,6 @@ def test_state_is_found_after_many_rounds(tmp_path):
     (rows,) = store._db.execute("SELECT min(round) FROM uploads").fetchone()
     assert rows in (None, snapshot.round), "no row of an earlier round is left"
     store.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [b"", b"junk", b"half"])
-def test_a_damaged_block_of_records_is_told(tmp_path, block):
-    run = Run(tmp_path / "run", devices=DEVICES[:1])
-    for _ in range(2 * BLOCK_ROUNDS):
-        run.round()
-    run.store.close()
-    database = sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
-    (whole,) = database.execute("SELECT records FROM past").fetchone()
-    database.execute("UPDATE past SET records = ?", (whole[: len(whole) // 2] if block == b"half" else block,))
-    database.close()
-    with pytest.raises(IntegrityError, match="can't be read: ValueError: a block of records"):
-        read_records(run.folder)
 
 
 @pytest.mark.parametrize("version", [3, 4])

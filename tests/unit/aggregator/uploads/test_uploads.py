@@ -102,15 +102,3 @@ def test_upload_of_closing_round_is_refused(scene):
     assert scene.state.round == 2
     assert scene.publisher.take()[-1] == Sent("dev-3", late.transfer, Action.REFUSED, "the round is not open")
     assert set(scene.durable(1)) == {"dev-1", "dev-2"}
-
-
-def test_stored_upload_is_answered_later(scene):
-    """An upload stored before a restart is acknowledged after it."""
-    packet = scene.packet("dev-1")
-    scene.send(packet)
-    scene.commit()
-    scene.restart()
-    scene.publisher.take()
-    scene.send(packet)
-    assert scene.publisher.take() == [Sent("dev-1", packet.transfer, Action.ACK)]
-    assert scene.durable(1) == {"dev-1": packet.digest}

@@ -94,23 +94,6 @@ def test_final_round_gives_each_its_model(path):
         assert all(plan.models[n] is node.slot for n, node in state.tree.items())
 
 
-@pytest.mark.parametrize("after", [1, 4, 7, 10])
-@pytest.mark.parametrize("settings", [ALG_5, TRIED], ids=["unvalidated", "trials"])
-def test_dump_and_load_change_nothing_later(settings, after):
-    """The state is dumped and loaded after any round, in mid-trial too: the same splits, models and tree follow."""
-    results = []
-    for reload in (False, True):
-        rounds, answer = ran(0, **settings)
-        for i in range(14):
-            if reload and i == after:
-                assert rounds.reload().arrays == {}
-            rounds.step(answer)
-        models = {
-            c.id: (c.members, rounds.theta(c.slot).tobytes(), c.quiet_until) for c in rounds.state.clusters.values()
-        }
-        trials = {t.cluster: (t.left.members, t.trained, t.waited) for t in rounds.state.trials.values()}
-        results.append((models, trials, rounds.state.early_norm, rounds.state.next_id, sorted(rounds.state.tree)))
-    assert results[0] == results[1]
 
 
 def test_shared_segment_is_refused():

@@ -113,22 +113,6 @@ def test_unanswered_start_is_never_best():
     assert rounds.events[-1].detail["start"] == 1
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 7])
-def test_dump_and_load_change_nothing_later(after):
-    """The state is dumped and loaded in mid-start, between starts and after the choice."""
-    results = []
-    for reload in (False, True):
-        rounds = ifca(restarts=3, restart_rounds=2)
-        for i in range(9):
-            if reload and i == after:
-                rounds.reload()
-            rounds.step(losing((0.5, 0.3, 0.9)))
-        results.append(
-            ([rounds.theta(s).tobytes() for s in rounds.state.slots], dict(rounds.state.choice), len(rounds.events))
-        )
-    assert results[0] == results[1]
-
-
 def test_final_round_offers_the_kept_start():
     """The final round offers every model of the kept start."""
     rounds = ifca(restarts=2, restart_rounds=1)
