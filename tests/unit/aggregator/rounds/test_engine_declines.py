@@ -68,16 +68,6 @@ def test_upload_that_comes_after_all_counts():
     assert (actions[0].record.contributed, actions[0].record.declined) == (5, {})
 
 
-def test_lone_device_does_not_stop_the_fleet():
-    """A device asked alone does not stop the fleet."""
-    engine, state = opened(participation=0.1)
-    (device,) = state.plan.assignments
-    state, actions = decline(engine, state, device)
-    assert actions == ()  # a fault of all that are asked must not use up the run at the speed of the network
-    _, actions = engine.handle(state, DeadlinePassed(1))
-    assert kinds(actions)[0] == "RoundClosed"
-
-
 def test_the_waiting_line_names_them_apart():
     engine, state = opened()
     state, _ = decline(engine, state, "dev-2", "dev-5")

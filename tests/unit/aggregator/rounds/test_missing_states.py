@@ -14,7 +14,8 @@ from aggregator.rounds.missing_states import (
 from aggregator.strategies.base import RoundPlan, train_assignment
 from shoal.protocol.messages import DeclineReason
 from shoal.protocol.states import StateId
-from tests.helpers.held import NAMES, ORIGIN, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
+from tests.helpers.held import NAMES, TRAIN, begun, damaged, held_plan, moved, plan_of, rounds, update
+from tests.unit.aggregator.rounds.test_opening import dead_cluster
 
 
 def waiting(held, there=NAMES):
@@ -155,20 +156,14 @@ def test_only_a_device_in_step_seals():
 
 def test_unheld_model_goes_back():
     """A model that no device holds goes back to its last certified checkpoint."""
-    run = held_plan(origins=2)
     first, second = StateId(1, 0), StateId(1, 1)
-    begin = begun(run)
-    updates = [update(d, 1, {ORIGIN, first}, run=run) for d in ("dev-1", "dev-2")]
-    updates.append(update("dev-3", 1, {ORIGIN, first}, model=1, run=run, seals=((1, first),)))
-    held = moved(begin, 1, updates, run=run, offers={0: ORIGIN, 1: first}, models=(0, 1))
+    _, held, _ = dead_cluster()
     offers = {0: StateId(0, 4), 1: second}
-    for r in (2, 3, 4):
-        updates = [update(d, r, {StateId(0, r - 1)}, run=run) for d in ("dev-1", "dev-2")]
-        # Its statement says that dev-4 has taken the step of round 1; dev-3 was gone by then.
-        updates += [update("dev-4", r, {StateId(0, r - 1), second}, run=run)] if r == 2 else []
-        held = moved(held, r, updates, run=run, offers={0: StateId(0, r - 1)})
+    # Its statement says that dev-4 has taken the step of round 1; dev-3 was gone by then.
+    named = {**held.named, "dev-4": Named(2, (StateId(0, 1), second))}
     # As if the mean of round 1 were announced no more, because a later one took its label.
-    held = dataclasses.replace(held, steps=tuple(kept for kept in held.steps if kept.step.round > 1))
+    steps = tuple(kept for kept in held.steps if kept.step.round > 1)
+    held = dataclasses.replace(held, named=named, steps=steps)
     plan = RoundPlan(5, {}, {"dev-1": train_assignment((0, 1), evaluate=False)})
     assert lost(held, plan, offers, ("dev-1", "dev-4"), 1) == {}
     assert lost(held, plan, offers, ("dev-1", "dev-3"), 1) == {1: first}

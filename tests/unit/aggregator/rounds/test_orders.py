@@ -1,6 +1,5 @@
 """The owner's orders to pause, resume and stop a run: which may follow which, and their effect on the engine."""
 
-import numpy as np
 import pytest
 
 from aggregator.rounds.engine import STOPPED
@@ -16,8 +15,7 @@ from aggregator.rounds.state import (
     newest,
     phase_of,
 )
-from shoal.protocol.messages import Phase
-from tests.helpers.engines import DEVICES, give, kinds, online, opened
+from tests.helpers.engines import DEVICES, give, kinds, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
 
 
@@ -99,18 +97,6 @@ def test_stop_now_closes_with_durable_ones():
     assert order(engine, state, Order.STOP_NOW) == (state, ())
 
 
-def test_stop_waits_for_devices_to_return():
-    """A run stopped while devices are away ends once they are back."""
-    engine, state = paused()
-    for device in DEVICES:
-        state, _ = engine.handle(state, WentOffline(device))
-    state, actions = order(engine, state, Order.STOP)
-    assert (kinds(actions), phase_of(state)) == (["Gather"], RunPhase.GATHERING)
-    state, actions = online(engine, state, *DEVICES)
-    assert kinds(actions) == ["OpenRound"]
-    assert state.plan.final
-
-
 @pytest.mark.parametrize("wanted", [Order.STOP, Order.STOP_NOW])
 def test_stop_before_round_1_is_over_at_once(wanted):
     """A run stopped before its first round is over at once."""
@@ -128,40 +114,3 @@ def test_stop_in_the_last_round():
     state, _ = give(engine, state, *DEVICES)
     state, actions = give(engine, state, *DEVICES)
     assert actions[0].record.events == ()
-
-
-@pytest.mark.parametrize("paused", [False, True])
-def test_final_round_offers_its_own_models(paused):
-    """FedGroup's auxiliary model, which a device without a group takes, is a state before the final round opens."""
-    engine, state = opened(DEVICES[:4], algorithm="fedgroup", settings={"groups": 2, "alpha": 5}, rounds=9)
-    for place, device in enumerate(DEVICES[:4]):
-        values = np.eye(engine.run.length, dtype=np.float32)[place // 2]
-        state, _ = give(engine, state, device, phase=Phase.PRETRAIN, model=engine.strategy.untrained, values=values)
-    assert state.round == 2
-    state, _ = order(engine, state, Order.PAUSE if paused else Order.STOP)
-    state, _ = online(engine, state, "dev-5")
-    for device in state.waiting:
-        state, _ = give(engine, state, device, model=state.plan.assignments[device].candidates[0])
-    if paused:
-        assert state.plan is None
-        state, actions = order(engine, state, Order.STOP)
-        assert kinds(actions) == ["OpenRound"]
-    auxiliary = engine.strategy.auxiliary
-    assert state.plan.final
-    assert state.plan.assignments["dev-5"].candidates == (auxiliary,)
-    recipes = [recipe.model for recipe in state.held.steps[-1].step.recipes]
-    assert recipes == sorted(recipes)
-    assert auxiliary in recipes
-
-
-def test_open_final_round_ignores_orders():
-    """An open final round goes on under every order."""
-    engine, state = opened(rounds=1)
-    state, _ = give(engine, state, *DEVICES)
-    assert state.plan.final
-    for wanted in (Order.PAUSE, Order.GO, Order.STOP, Order.STOP_NOW):
-        state, actions = order(engine, state, wanted)
-        assert actions == ()
-    state, actions = give(engine, state, *DEVICES)
-    assert kinds(actions) == ["RoundClosed", "RunFinished"]
-    assert state.finished

@@ -94,8 +94,6 @@ def test_final_round_gives_each_its_model(path):
         assert all(plan.models[n] is node.slot for n, node in state.tree.items())
 
 
-
-
 def test_shared_segment_is_refused():
     with pytest.raises(ConfigError, match="shared"):
         Rounds(run_plan("cfl", segments=(SegmentSpec("shared", 3), SegmentSpec("cluster", 3))), DEVICES)
