@@ -152,19 +152,6 @@ def test_retained_again_after_a_loss_only(fresh):
     assert fresh.line.take() == []
 
 
-def test_revoked_device_is_heard_no_more(scene, caplog):
-    """A device that the owner revokes leaves the round and is no longer heard."""
-    scene.parties.owner.revoke("dev-2")
-    scene.line.take()
-    scene.service.on_event(Message(TOPICS.at(TopicKind.OWNER_ROSTER), owners_roster(scene.parties)), 1.0)
-    assert (set(scene.state.devices), scene.state.asked) == ({"dev-1"}, 1)
-    assert TOPICS.roster in scene.line.take()
-    scene.come("dev-2")
-    assert scene.state.present == ("dev-1",)
-    assert "dev-2 is not in the roster" in reasons(caplog)
-    assert TOPICS.ctl("dev-2") in scene.line.take(), "it is told that it was revoked"
-
-
 def test_unchanged_roster_is_not_published(fresh):
     """A roster that changes nothing is not published again."""
     fresh.line.take()

@@ -166,18 +166,6 @@ def test_gathering_may_outlast_its_deadline():
     assert not state.deadline_passed
 
 
-def test_new_device_joins_by_checkpoint():
-    """A new device takes part once others have sealed the model for it."""
-    engine, state = opened(devices=("dev-1", "dev-2"))
-    state, _ = online(engine, state, "dev-9")
-    assert "dev-9" not in state.plan.assignments
-    state, (_, open_) = give(engine, state, "dev-1", "dev-2")
-    assert set(open_.plan.assignments) == {"dev-1", "dev-2"}
-    assert [a.seal for a in open_.plan.assignments.values() if a.seal] == [(0,)]
-    _, (_, open_) = give(engine, state, "dev-1", "dev-2")
-    assert set(open_.plan.assignments) == {"dev-1", "dev-2", "dev-9"}
-
-
 def test_final_round_asks_everybody():
     """The final round asks everybody to report and ends the run."""
     engine, state = opened(devices=("dev-1", "dev-2"), rounds=1)
@@ -217,18 +205,6 @@ def test_uploads_may_arrive_in_any_order():
             state, _ = give(engine, state, device, values=vectors[device])
         means.add(mean_of(state).tobytes())
     assert len(means) == 1
-
-
-def test_resume_opens_the_same_round_again():
-    """What `OpenRound` had made durable suffices: the same plan and nonce follow."""
-    engine, state = opened(participation=0.6)
-    state, actions = give(engine, state, *state.plan.assignments)
-    (first,) = [a for a in actions if isinstance(a, OpenRound)]
-    assert len(first.plan.assignments) == 3
-    state, (again,) = engine.resume(DEVICES, first.before, first.held, 2, first.available)
-    assert isinstance(again, OpenRound)
-    assert (again.plan, again.nonce) == (first.plan, engine.nonce(2))
-    assert not state.unavailable
 
 
 def test_nonces_depend_on_round_and_seed():
