@@ -10,7 +10,7 @@ from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, RoundClosed
 from shoal.protocol.messages import DeclineReason, Phase
 from tests.helpers.engines import DEVICES, give, kinds, mean_of, opened
-from tests.helpers.plans import KEY_VERSION, D, digest_of, engine_of, stored, upload_of
+from tests.helpers.plans import KEY_VERSION, D, digest_of, stored, upload_of
 
 DIGEST = b"d" * 32
 
@@ -196,19 +196,6 @@ def test_weight_above_the_cap_is_reduced():
     state, record = round_of(engine, state, factor=9.0, samples=100_000)
     assert (record.refused_norm, record.capped) == ({}, {})
     assert state.held.steps[-1].means[0].contributors == len(DEVICES), "nine times the median is within the limit"
-
-
-def test_level_outlives_a_restart():
-    """The level of the last round outlives a restart."""
-    engine, state = opened()
-    state, _ = round_of(engine, state, factor=1.0)
-    again = engine_of(engine.run)
-    resumed, _ = again.resume(DEVICES, state.strategy, state.held, 2, DEVICES, state.resume_metadata)
-    assert resumed.watched.levels == state.watched.levels == state.resume_metadata.watched.levels
-    first, one = round_of(engine, state)
-    second, two = round_of(again, resumed)
-    assert one.refused_norm == two.refused_norm
-    assert mean_of(first).tobytes() == mean_of(second).tobytes()
 
 
 def test_refused_upload_is_in_no_quorum():

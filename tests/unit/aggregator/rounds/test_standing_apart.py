@@ -7,7 +7,7 @@ from aggregator.rounds.state import RoundClosed
 from aggregator.strategies.base import STANDS_APART
 from aggregator.strategies.robust import Finding, Standings
 from tests.helpers.engines import opened
-from tests.helpers.plans import D, engine_of, stored, upload_of
+from tests.helpers.plans import D, stored, upload_of
 
 DEVICES = tuple(f"dev-{i}" for i in range(8))
 FALSE = DEVICES[-1]
@@ -64,16 +64,6 @@ def test_record_of_third_round_names_device():
         state, found = play(engine, state)
         named.append(found)
     assert named == [[], [], [FALSE], [], []]
-
-
-def test_the_count_outlives_a_restart():
-    engine, state = opened(DEVICES, robust="filter")
-    for _ in range(2):
-        state, _ = play(engine, state)
-    again = engine_of(engine.run)
-    resumed, _ = again.resume(DEVICES, state.strategy, state.held, 3, DEVICES, state.resume_metadata)
-    assert resumed.watched.apart == state.watched.apart == state.resume_metadata.watched.apart
-    assert play(again, resumed)[1] == play(engine, state)[1] == [FALSE]
 
 
 def test_without_a_rule_nobody_is_named():

@@ -220,20 +220,3 @@ def test_ifca_asks_once_choices_are_steady():
     assert all(own[r] == {(0,), (1,)} for r in range(7, 13))
     assert own[5] == own[13] == {(0, 1)}
     assert set(plans[12].seal) == {0, 1}
-
-
-def test_fedgroup_asks_after_the_cold_start():
-    settings = {"groups": 2, STATISTICS_SETTING: "on"}
-    strategy = make_strategy(run_plan("fedgroup", settings, origins=2, min_contributors=3))
-
-    def update(device, order):
-        return of_its_group(device, order) * (1 if order.phase is Phase.STATISTICS or device < "dev-4" else -1)
-
-    state = strategy.init(MANY)
-    for round_ in range(1, 5):
-        state, plan, _ = played(strategy, state, round_, MANY, update)
-        if round_ == 3:
-            asked = {d: order.candidates for d, order in plan.assignments.items()}
-            assert asked == {d: (statistics_model(j), j) for d in MANY for j in (int(d >= "dev-4"),)}
-    assert {statistics_model(0), statistics_model(1)} <= set(plan.models)
-    assert state.taken == (MANY, MANY[:4], MANY[4:])

@@ -53,15 +53,6 @@ def test_misled_device_comes_to_its_group():
     assert partition(rounds) == TRUTH
 
 
-def test_changed_data_change_the_cluster():
-    """A device whose data have changed changes clusters."""
-    rounds, answer = ran(14, **LOOKING)
-    assert partition(rounds) == TRUTH
-    answer.goals["dev-40"] = GOAL["c"]
-    rounds.go(answer, 7)
-    assert {frozenset((*GROUPS["c"], "dev-40")), frozenset(("dev-02", "dev-71"))} <= partition(rounds)
-
-
 def test_without_looks_devices_stay():
     """Alg. 5 alone knows no way back, and it is what `validate=off` gives."""
     assert (CflSettings(validate=False).look_rounds, CflSettings().look_rounds) == (0, 20)

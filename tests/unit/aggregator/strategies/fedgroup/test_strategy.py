@@ -9,7 +9,6 @@ import pytest
 from aggregator.strategies.base import ClusterModel
 from aggregator.strategies.drawing import drawn
 from aggregator.strategies.fedgroup.strategy import nearest_directions, random_centres
-from aggregator.strategies.registry import settings_of
 from edge_client.learning.scoring import nearest_direction
 from shoal.errors import ConfigError
 from shoal.protocol.documents import SegmentSpec
@@ -202,36 +201,6 @@ def test_small_group_joins_the_nearest():
         assert all(rounds.contributors(slot) >= least for slot in rounds.state.slots)
 
 
-def test_one_model_until_groups_gain():
-    """Without a number one model is trained until groups gain."""
-    allowed = settings_of("fedgroup", {}).capabilities
-    rounds, spy = Rounds(run_plan("fedgroup", {}, min_contributors=3, capabilities=allowed), DEVICES), Spy()
-
-    def give(device, assignment, round_):
-        given = spy(device, assignment, round_)
-        if assignment.train:
-            return dataclasses.replace(given, vector=PRE[device])
-        # The second score is that of the one model's copies.
-        return dataclasses.replace(
-            given, vector=None, norm=0.0, loss=1.0 if round_ == 4 else 1.5 + 0.01 * SAMPLES[device] / 120
-        )
-
-    for round_ in range(1, 6):
-        assert right(rounds.step(give).clusters) == (round_ == 5)
-        rounds.reload()
-    assert [e.kind for e in rounds.events] == ["groups-tried", "groups-found"]
-    assert rounds.events[-1].detail["k"] == 2
-    assert {spy.asked[r][DEVICES[0]][0] for r in (1, 2, 3)} == {Phase.PRETRAIN, Phase.TRAIN}
-    rounds.step(spy)
-    assert {c for _, c in spy.asked[6].values()} == {(0,), (1,)}
-    for j, slot in enumerate(rounds.state.slots):
-        expected = 2 * mean(PRE, members(rounds.state, j)) + mean(STEP, members(rounds.state, j))
-        np.testing.assert_allclose(rounds.theta(slot), expected, rtol=1e-4)
-    assert len(rounds.state.directions) == 2, "newcomers compare with the groups of the first look"
-    with pytest.raises(ConfigError, match="rcc draws a given number"):
-        Rounds(run_plan("fedgroup", {"rcc": "on"}), DEVICES)
-
-
 def test_no_groups_end_with_one_model():
     """While no groups are found all end with the one model."""
     rounds = Rounds(run_plan("fedgroup", {}), DEVICES)
@@ -241,20 +210,6 @@ def test_no_groups_end_with_one_model():
     assert {o.candidates for o in plan.assignments.values()} == {(model,)}
     np.testing.assert_allclose(rounds.theta(plan.models[model]), STEP[DEVICES[0]], rtol=1e-5)
     assert rounds.events[0].kind == "one-group"
-
-
-def test_groups_take_turns():
-    """Groups take turns where a draw over all gives none its mean."""
-    rounds, spy = fedgroup(participation=0.34, min_contributors=4, alpha=6), Spy()
-    rounds.step(spy)
-    rounds.go(spy, 4)
-    asked = [set(spy.asked[r]) for r in range(2, 6)]
-    assert [len(devices) for devices in asked] == [4] * 4
-    assert [{TRUTH[d] for d in devices} for devices in asked] == [
-        {TRUTH[min(asked[0])]},
-        {1 - TRUTH[min(asked[0])]},
-    ] * 2
-    assert [slot.version for slot in rounds.state.slots] in ([4, 5], [5, 4])
 
 
 def test_rcc_groups_by_the_nearest_drawn():
@@ -337,6 +292,7 @@ def test_discrepancy_is_told_every_round():
         ({"settings": {"alpha": 0}}, "alpha is at least 1"),
         ({"settings": {"measure": "l2"}}, "neither edc nor madc"),
         ({"settings": {"eta_g": -0.1}}, "eta_g"),
+        ({"settings": {"rcc": "on"}}, "rcc draws a given number"),
         ({"settings": {"start": "zero"}}, "neither mean nor origin"),
         ({"rounds": 1}, "round of its own"),
         ({"origins": 2, "settings": {"groups": 3}}, "fedgroup begins with 1 models, and the run has 2"),
