@@ -3,8 +3,8 @@
 import dataclasses
 
 from aggregator.persistent import PersistentSet
-from aggregator.rounds.quorum_and_deadline import FLEET_TOO_SMALL, TOO_SMALL_HINT, shortage
-from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, Order, Ordered, WentOffline
+from aggregator.rounds.quorum_and_deadline import shortage
+from aggregator.rounds.state import DeadlinePassed, Declined, Left, Order, Ordered, WentOffline
 from shoal.protocol.messages import DeclineReason
 from tests.helpers.engines import DEVICES, give, opened
 
@@ -42,32 +42,6 @@ def gathering(**changes):
         state, _ = give(engine, state, device)
         state, _ = engine.handle(state, WentOffline(device))
     return engine, give(engine, state, *DEVICES[:2])[0]
-
-
-def test_offline_devices_after_the_deadline():
-    """Between rounds the devices that are offline are named after the deadline."""
-    engine, state = gathering(min_contributors=3)
-    assert shortage(state) is None
-    state, _ = engine.handle(state, DeadlinePassed(1))
-    found = shortage(state)
-    assert (found.reason, found.missing) == ("2 here and 3 must be (min_contributors 3)", DEVICES[2:])
-    assert (found.here, found.needed, found.late) == (2, 3, True)
-
-
-def test_too_small_fleet_is_known_at_once():
-    """No device that could return is left, and no deadline helps; with another device it is over."""
-    engine, state = opened(min_contributors=3)
-    for device in DEVICES[2:]:
-        state, _ = engine.handle(state, Left(device))
-    state, (closed, _) = give(engine, state, *DEVICES[:2])
-    assert closed.record.events == ({"round": 1, "kind": FLEET_TOO_SMALL, "devices": 2, "min_contributors": 3},)
-    for later in (state, engine.handle(state, DeadlinePassed(1))[0]):
-        found = shortage(later)
-        assert found.reason == "the fleet has 2 devices, and a mean takes 3 (min_contributors)"
-        assert (found.hint, found.missing, found.here, found.needed) == (TOO_SMALL_HINT, (), 2, 3)
-        assert not found.late
-    state, _ = engine.handle(state, CameOnline("dev-6"))
-    assert shortage(state) is None
 
 
 def test_a_small_fleet_may_end_its_run():

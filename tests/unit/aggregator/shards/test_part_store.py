@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -38,9 +39,8 @@ def order(round_, **changes):
 
 @pytest.fixture
 def store(tmp_path):
-    found = PartStore(tmp_path / "run", run_plan(), LENGTH)
-    yield found
-    found.close()
+    with closing(PartStore(tmp_path / "run", run_plan(), LENGTH)) as found:
+        yield found
 
 
 def test_a_part_is_stored_with_the_commit(store):

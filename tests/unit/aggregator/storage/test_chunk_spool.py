@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -20,9 +21,8 @@ LENGTHS = (1, 7, 1024, 4000)
 
 @pytest.fixture
 def spool(tmp_path):
-    made = ChunkSpool(tmp_path)
-    yield made
-    made.close()
+    with closing(ChunkSpool(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -34,9 +35,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def store(folder):
-    made = Store(folder, RUN)
-    yield made
-    made.close()
+    with closing(Store(folder, RUN)) as made:
+        yield made
 
 
 def snapshot(store, key_version=3, round_=1, closed=None):

@@ -1,6 +1,7 @@
 """Uploads in the hands of workers: order, copies, events, late ones, crashes, floods, and real threads."""
 
 import queue
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -21,9 +22,8 @@ def workers():
 
 @pytest.fixture
 def scene(tmp_path, workers):
-    made = Scene(tmp_path, intake=workers)
-    yield made
-    made.close()
+    with closing(Scene(tmp_path, intake=workers)) as made:
+        yield made
 
 
 def written_bytes(scene):

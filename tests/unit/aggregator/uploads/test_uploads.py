@@ -1,5 +1,7 @@
 """Uploads from the first chunk to the answer: the package's worked example, duplicates, refusals, late uploads, restarts."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,8 @@ from tests.helpers.uploads import Scene, Sent
 
 @pytest.fixture
 def scene(tmp_path):
-    made = Scene(tmp_path)
-    yield made
-    made.close()
+    with closing(Scene(tmp_path)) as made:
+        yield made
 
 
 def refusal(scene):

@@ -7,7 +7,6 @@ import pytest
 
 from aggregator.strategies.base import ClusterModel
 from shoal.protocol.documents import SegmentSpec
-from shoal.protocol.recipe import LocalTraining
 from tests.helpers.plans import D, Rounds, contribution, run_plan
 
 DEVICES = tuple(f"dev-{i}" for i in range(6))
@@ -15,7 +14,6 @@ CHOICE = {"dev-0": 0, "dev-1": 1, "dev-2": 1, "dev-3": 0, "dev-4": 1, "dev-5": 0
 RNG = np.random.default_rng(5)
 VECTORS = {d: RNG.standard_normal(D).astype(np.float32) for d in DEVICES}
 SAMPLES = {d: 10 * (i + 1) for i, d in enumerate(DEVICES)}
-GRADIENT = LocalTraining(epochs=0, steps=1, batch_size=0, lr=0.1)
 
 
 def answer(device, assignment, round_):
