@@ -14,7 +14,7 @@ from tests.helpers.fleets import (
     grouped_data,
     make_exact_fleet,
     make_fleet,
-    publish,
+    restart_aggregator,
     same_partition,
     thetas,
 )
@@ -41,11 +41,6 @@ def finished(fleet):
     records = fleet.run(600)
     assert len(set(thetas(fleet).values())) == 1
     return records
-
-
-def restart(fleet):
-    fleet.kill_aggregator()
-    fleet.revive_aggregator()
 
 
 class Crash(Exception):  # noqa: N818 - stands for the end of the process
@@ -94,7 +89,7 @@ def test_crash_around_the_next_snapshot(fleet, tap, after):
     for round_ in (2, 3, 4):
         run_to_crash(fleet, Store, "snapshot", after=after)
         announced = announcements(fleet, tap)[-1]
-        restart(fleet)
+        restart_aggregator(fleet)
         again = announcements(fleet, tap)[-1]
         assert (again.round, again.nonce) == (round_ + 1, announced.nonce)
         assert again.held.offers == announced.held.offers
@@ -107,7 +102,7 @@ def test_crash_before_the_final_record(fleet, tap):
     """A crash between the final announcement and its record loses no checkpoint: they stay on the broker and on disk."""
     fleet.run_until(lambda: fleet.service.state.plan.final, 60)
     run_to_crash(fleet, Store, "snapshot")
-    restart(fleet)
+    restart_aggregator(fleet)
     assert fleet.finished
     assert fleet.records()[-1]["contributed"] == COUNT
     for _ in range(2):
@@ -117,7 +112,7 @@ def test_crash_before_the_final_record(fleet, tap):
         assert len(announced.held.statements) == OPTIONS["min_contributors"]
         topic = Topics(fleet.plan.fleet).model(checkpoint.label)
         assert any(retained.startswith(topic) for retained in fleet.broker.retained)
-        restart(fleet)
+        restart_aggregator(fleet)
     finished(fleet)
 
 
@@ -125,10 +120,10 @@ def test_crash_after_the_keys_have_turned(fleet, tap):
     """The open round goes on under its own version, the next one is under the newer one, crash or not."""
     before = fleet.service.state.held.key_version
     fleet.stage.fleet.rotate()
-    publish(fleet)
+    fleet.publish()
     assert fleet.service.state.held.key_version == before
     run_to_crash(fleet, Publisher, "open_round")
-    restart(fleet)
+    restart_aggregator(fleet)
     assert (fleet.service.state.round, fleet.service.state.held.key_version) == (3, fleet.stage.fleet.roster.keys_since)
     assert [r["contributed"] for r in finished(fleet)] == [COUNT] * (ROUNDS + 1)
 
@@ -138,12 +133,12 @@ def test_round_waits_for_the_rosters_keys(fleet, monkeypatch):
     fleet.stage.fleet.rotate()
     with monkeypatch.context() as patch:
         patch.setattr(Registrar, "publish_keys", lambda *_: None)
-        publish(fleet)
+        fleet.publish()
     fleet.run_until(lambda: fleet.service.state.plan is None, 60)
     assert "the newer ones have not arrived yet" in fleet.service.status()
     fleet.rest(100)
     assert fleet.service.state.plan is None
-    publish(fleet)
+    fleet.publish()
     finished(fleet)
 
 
@@ -168,7 +163,7 @@ def test_restarts_change_nothing_in_records(tmp_path, name):
             while kills and not fleet.finished:
                 done = fleet.closed()
                 fleet.run_until(lambda done=done, fleet=fleet: fleet.closed() > done, 60)
-                restart(fleet)
+                restart_aggregator(fleet)
             records = fleet.run(200)
             assert [(r["out_of_step"], r["declined"]) for r in records] == [({}, {})] * 7
             assert same_partition({d: hash(m) for d, m in thetas(fleet).items()}, records[-1]["clusters"])
