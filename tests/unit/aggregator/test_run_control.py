@@ -42,8 +42,7 @@ class Desk:
 
     def ask(self, action, package=b"", **parts):
         self.number += 1
-        request = request_of(action, fleet="reef", sequence=self.number, **parts)
-        page = self.control.carry_out(request, package)
+        page = self.control.carry_out(request_of(action, fleet="reef", sequence=self.number, **parts), package)
         assert self.orders.record.accepted == self.number
         return page
 

@@ -174,8 +174,7 @@ STATE = StateId(0, 1)
 
 def placing_planning(state, there):
     """Return the plan of a round that places dev-5 if it is there; its other plan lets all train."""
-    models = {0: state[0]}
-    training = state, RoundPlan(9, models, {d: train_assignment((0,), evaluate=False) for d in there})
+    training = state, RoundPlan(9, {0: state[0]}, {d: train_assignment((0,), evaluate=False) for d in there})
     if LATE not in there:
         return training
     plan = RoundPlan(9, {0: ClusterModel(0), DIRECTION: state[1]}, {LATE: place_assignment(0, (DIRECTION,))})

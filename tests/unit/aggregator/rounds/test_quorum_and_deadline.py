@@ -116,8 +116,7 @@ def test_all_declined_closes_at_deadline():
     assert not may_close(dataclasses.replace(late, plan=dataclasses.replace(late.plan, final=True)))
     assert not may_close(dataclasses.replace(late, online=PersistentSet())), "no other device waits"
     assert not may_close(on_online(late, DEVICES[4])), "it may hold the model"
-    data = declined(open_round(online=4, late=True), *DEVICES[:4], reason=DeclineReason.DATA)
-    assert not may_close(data)
+    assert not may_close(declined(open_round(online=4, late=True), *DEVICES[:4], reason=DeclineReason.DATA))
 
 
 def test_round_of_checkpoints_closes():

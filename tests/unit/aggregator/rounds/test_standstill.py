@@ -177,8 +177,7 @@ def test_clusters_in_turn_are_reported_once():
 
 def test_unknown_model_is_not_judged():
     """A cluster without a known model is not judged."""
-    seen = [dataclasses.replace(facts(r), models={9: ClusterModel()}) for r in range(1, 9)]
-    state, events = run(seen)
+    state, events = run([dataclasses.replace(facts(r), models={9: ClusterModel()}) for r in range(1, 9)])
     assert (state.now, events) == ((), [])
 
 

@@ -88,8 +88,7 @@ def test_record_has_losses_of_clusters():
     given = PersistentList(contribution(d, loss=loss) for d, loss in zip(FLEET, (1.0, 3.0, 5.0, 9.0), strict=True))
     state = asking(*FLEET, contributions=given)
     outcome = Outcome(clusters={"a": 0, "b": 0, "c": 4, "d": 5})
-    record = record_of(state, state.plan, outcome, refused_norm={"d": 99.0})
-    assert record.cluster_losses == {0: 2.0, 4: 5.0}
+    assert record_of(state, state.plan, outcome, refused_norm={"d": 99.0}).cluster_losses == {0: 2.0, 4: 5.0}
 
 
 # --------------------------------------------------------------------------------------------------- a round opens

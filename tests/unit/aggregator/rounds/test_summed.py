@@ -43,8 +43,7 @@ def test_mean_is_found_among_cells(chosen):
 
 
 def plan_in(phase, **changes):
-    order = dataclasses.replace(TRAIN, phase=phase, **changes)
-    return RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": order})
+    return RoundPlan(2, {}, {"dev-1": TRAIN, "dev-2": dataclasses.replace(TRAIN, phase=phase, **changes)})
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,7 @@ def test_full_disk_stays_the_reason():
 @pytest.mark.parametrize("reason", DeclineReason)
 def test_declined_device_has_an_advice(reason):
     """A device that declined says why and each reason has an advice."""
-    odd = dataclasses.replace(HERE, declined=reason.name.lower())
-    found = device(status(live(devices={"dev-2": odd})))
+    found = device(status(live(devices={"dev-2": dataclasses.replace(HERE, declined=reason.name.lower())})))
     assert (found.reason, found.online) == (DECLINE_REASONS[reason], True)
     assert found.advice
 

@@ -145,8 +145,7 @@ def test_run_shows_clusters_and_accuracy(place):
 
 def test_clusters_are_the_last_ones(place):
     """Clusters are those of the last round that had any and accuracy of the very last."""
-    apart = {"dev-1": 4, "dev-2": 7}
-    place.run(records=[{}, {"clusters": apart}, {"clusters": {}, "tested": 0, "correct": 0}])
+    place.run(records=[{}, {"clusters": {"dev-1": 4, "dev-2": 7}}, {"clusters": {}, "tested": 0, "correct": 0}])
     (run,) = place.data()["runs"]
     assert (run["cluster_sizes"], run["accuracy"], run["closed"]) == ([1, 1], None, 3)
     assert place.status()[0].endswith("3 of 20 rounds closed, clusters: 1+1 devices")

@@ -42,8 +42,7 @@ class World:
         delta = (self.pull * (GOAL[device] - self.theta(own))).astype(np.float32)
         self.models[device] = self.theta(own) + delta
         nearest = nearest_model(own, delta, assignment.compare, centres)
-        samples = SAMPLES[device]
-        return contribution(device, delta, round=round_, model=own, samples=samples, nearest=nearest)
+        return contribution(device, delta, round=round_, model=own, samples=SAMPLES[device], nearest=nearest)
 
     def step(self, present=DEVICES):
         self.models.clear()

@@ -206,8 +206,7 @@ def test_a_half_too_small_keeps_the_scale():
 
 
 def test_ifca_asks_once_choices_are_steady():
-    settings = {"k": 2, STATISTICS_SETTING: "on"}
-    strategy = make_strategy(run_plan("ifca", settings, origins=3, min_contributors=3))
+    strategy = make_strategy(run_plan("ifca", {"k": 2, STATISTICS_SETTING: "on"}, origins=3, min_contributors=3))
     strategy.held = States.of_origins(3)
     state, plans = strategy.init(MANY), {}
     for round_ in range(1, 14):

@@ -63,8 +63,7 @@ def test_answer_never_changes():
 
 def test_two_topics_are_two_uploads():
     """Uploads of one transfer id on two topics are two uploads."""
-    table = table_in(UploadState.REFUSED)
-    assert table.state(UploadRef("dev-2", REF.transfer)) is UploadState.RECEIVING
+    assert table_in(UploadState.REFUSED).state(UploadRef("dev-2", REF.transfer)) is UploadState.RECEIVING
 
 
 def test_reason_of_a_refusal_is_remembered():

@@ -75,8 +75,7 @@ def test_models_are_offered_in_looks_only():
 
 
 def test_one_cluster_has_nothing_to_offer():
-    state = CflState({0: Cluster(0, DEVICES, ClusterModel())})
-    assert not look_due(state, CflSettings(look_every=1), 5)
+    assert not look_due(CflState({0: Cluster(0, DEVICES, ClusterModel())}), CflSettings(look_every=1), 5)
 
 
 def test_check_waits_for_the_look():

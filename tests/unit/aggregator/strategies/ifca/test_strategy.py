@@ -25,8 +25,7 @@ def ifca(k=2, restarts=1, restart_rounds=10, rounds=100, **settings):
     changes = {key: settings.pop(key) for key in ("min_contributors", "local", "segments") if key in settings}
     if restarts > 1:
         settings |= {"restarts": restarts, "restart_rounds": restart_rounds}
-    run = run_plan("ifca", {"k": k, **settings}, origins=k * restarts, rounds=rounds, **changes)
-    return Rounds(run, DEVICES)
+    return Rounds(run_plan("ifca", {"k": k, **settings}, origins=k * restarts, rounds=rounds, **changes), DEVICES)
 
 
 def expected(present, j, how):
@@ -140,8 +139,7 @@ def test_last_round_reports_own_clusters():
     """The outcome of that round has its choices, by the ids of its own models, though the start ends with it."""
     rounds = ifca(restarts=2, restart_rounds=1)
     for first in (0, 2):
-        outcome = rounds.step(losing((0.5, 0.4)))
-        assert outcome.clusters == {device: first + j for device, j in CHOICE.items()}
+        assert rounds.step(losing((0.5, 0.4))).clusters == {device: first + j for device, j in CHOICE.items()}
 
 
 PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
