@@ -55,14 +55,22 @@ def run_to_check(rounds, answer):
     raise AssertionError("no check is due")
 
 
+def regretted(**settings):
+    """Return a fleet whose next round holds a check, its devices, which now regret their splits, and the node asked about."""
+    rounds = cfl(**settings)
+    answer = Regretful(rounds, regret=False)
+    node = run_to_check(rounds, answer)
+    answer.regret = True
+    return rounds, answer, node
+
+
 def kinds(rounds, *wanted):
     return [e.kind for e in rounds.events if e.kind in wanted]
 
 
 def test_check_asks_leaves_for_margins():
     """The leaf's own model first, the one from before the cut second, on validation data; other clusters lose nothing."""
-    rounds, answer = ran(0, **CHECKED)
-    node = run_to_check(rounds, answer)
+    rounds, answer, node = regretted(**CHECKED)
     members = {c: rounds.state.clusters[c].members for c in node.children}
     before = {c.id: c.slot for c in rounds.state.clusters.values()}
     answer.assignments.clear()
@@ -83,11 +91,8 @@ def test_check_asks_leaves_for_margins():
 
 def test_unprofitable_split_is_taken_back():
     """After `patience` checks: the leaves are one cluster again, with the model from before the cut and all their members."""
-    rounds = cfl(**CHECKED, patience=2)
-    answer = Regretful(rounds, regret=False)
-    node = run_to_check(rounds, answer)
+    rounds, answer, node = regretted(**CHECKED, patience=2)
     leaves = [rounds.state.clusters[c] for c in node.children]
-    answer.regret = True
     rounds.step(answer)
     assert kinds(rounds, "merge", "split-doubted") == ["split-doubted"]
     assert run_to_check(rounds, answer).strikes == 1
@@ -153,20 +158,15 @@ def test_passed_check_restarts_the_count():
 
 def test_one_side_that_does_worse_is_enough():
     """The other side's gain does not make up for it: nobody shall be worse off than without the split."""
-    rounds = cfl(**CHECKED, patience=1)
-    answer = Regretful(rounds, regret=False)
-    node = run_to_check(rounds, answer)
-    answer.regret, answer.of = True, set(rounds.state.clusters[node.children[0]].members)
+    rounds, answer, node = regretted(**CHECKED, patience=1)
+    answer.of = set(rounds.state.clusters[node.children[0]].members)
     rounds.step(answer)
     assert kinds(rounds, "merge") == ["merge"]
 
 
 def test_merges_go_up_the_tree():
     """When a pair is one leaf again, the node above it has two leaves and is asked in its turn."""
-    rounds = cfl(**{**CHECKED, "refused_cool_down": 200}, patience=1)
-    answer = Regretful(rounds, regret=False)
-    run_to_check(rounds, answer)
-    answer.regret = True
+    rounds, answer, _ = regretted(**{**CHECKED, "refused_cool_down": 200}, patience=1)
     rounds.go(answer, 5)
     assert kinds(rounds, "merge") == ["merge"] * 3
     assert partition(rounds) == {frozenset(DEVICES)}
@@ -177,10 +177,7 @@ def test_merges_go_up_the_tree():
 @pytest.mark.parametrize("present", [1, 2])
 def test_absent_devices_have_no_say(present):
     """One device of a leaf decides nothing, two do; the check comes again in its time."""
-    rounds = cfl(**CHECKED, patience=1, min_side=2)
-    answer = Regretful(rounds, regret=False)
-    node = run_to_check(rounds, answer)
-    answer.regret = True
+    rounds, answer, node = regretted(**CHECKED, patience=1, min_side=2)
     leaves = [rounds.state.clusters[c].members for c in node.children]
     there = [d for d in DEVICES if d not in {*leaves[0], *leaves[1]}] + [*leaves[0][:present], *leaves[1][:present]]
     at = rounds.round + 1
@@ -209,8 +206,7 @@ def test_no_say_leaves_the_count():
 def test_everybody_present_is_asked():
     """Everybody who is there is asked however few take part in training."""
     rounds = cfl(changes={"participation": 0.25}, **CHECKED)
-    full, answer = ran(0, **CHECKED)
-    node = run_to_check(full, answer)
+    full, _, node = regretted(**CHECKED)
     state, plan = rounds.strategy.plan(full.state, full.round + 1, tuple(sorted(DEVICES)))
     scorers = {d for d, o in plan.assignments.items() if o.phase == Phase.SCORE}
     assert scorers == {d for c in node.children for d in state.clusters[c].members}
