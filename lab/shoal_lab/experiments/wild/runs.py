@@ -301,11 +301,10 @@ def _history(runs: Sequence[_Ended], sizes: Sequence[int], kind: str) -> list[di
         if closed[0].accuracy is None:
             continue
         row: dict[str, Any] = {"round": closed[0].round}
-        for name in ("accuracy", "loss", "test_loss"):
+        for name in ("accuracy", "test_loss"):
             values = [getattr(one, name) for one in closed]
             row[name] = None if None in values else round(float(np.dot(weights, values)), 4)
         if kind == "regression":
             row["accuracy"] = None
-        purity = closed[0].purity if len(runs) == 1 else 1.0
-        rows.append({**row, "purity": purity, "clusters": sum(c.clusters for c in closed)})
+        rows.append({**row, "clusters": sum(c.clusters for c in closed)})
     return rows
