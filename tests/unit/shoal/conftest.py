@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal.transport.base import TransportEvent
+from shoal.transport.base import Connected, TransportEvent
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers.scripted_broker import Script, ScriptedBroker
 
@@ -45,3 +45,19 @@ def connect() -> Iterator[Callable[..., tuple[MqttTransport, "queue.Queue[Transp
         patch.setattr("shoal.transport.mqtt.FLUSH_S", 0.1)  # what a test has left unsent need not leave
         for transport in made:
             transport.close()
+
+
+@pytest.fixture
+def online(
+    broker: Callable[[Script], ScriptedBroker],
+    connect: Callable[..., tuple[MqttTransport, "queue.Queue[TransportEvent]"]],
+) -> Callable[..., tuple[MqttTransport, "queue.Queue[TransportEvent]"]]:
+    """Start a transport to a scripted broker, and return it once it is connected."""
+
+    def start(script: Script, **options: object) -> tuple[MqttTransport, "queue.Queue[TransportEvent]"]:
+        transport, events = connect(broker(script).url, **options)
+        transport.start()
+        assert events.get(timeout=20) == Connected(session_present=False)
+        return transport, events
+
+    return start

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from edge_client.config import EdgeConfig
+from shoal.address import BrokerAddress
 from shoal.membership import doctor
 from shoal.membership.doctor import local_checks, membership_checks
+from shoal.transport import probe
 from shoal.util.console import Check
 from tests.helpers.parties import Parties
 
@@ -23,10 +25,14 @@ def roster_at(member, now_s):
     return doctor._roster(member.roster, now_s)
 
 
-def test_directory_as_it_was_made_is_private(member):
-    directory, disk = local_checks(member.directory)
-    assert (directory.name, directory.result) == ("directory", "ok")
-    assert (disk.name, disk.result) == ("disk", "ok")
+def test_directory_as_it_was_made_is_private(member, tmp_path):
+    """Cards and the roster may be read by others, and there may be links to a device's model in use."""
+    for name in ("dev-1.card", "roster.signed"):
+        (member.directory / name).chmod(0o644)
+    for name in ("model.onnx", "model.json"):
+        (member.directory / name).symlink_to(f"in-use/current/{name}")
+    assert [(c.name, c.result) for c in local_checks(member.directory)] == [("directory", "ok"), ("disk", "ok")]
+    assert [c.result for c in local_checks(tmp_path / "gone")] == ["failure", "failure"]
 
 
 @pytest.mark.parametrize("harm", ["mode", "link", "open directory"])
@@ -45,24 +51,11 @@ def test_file_that_others_can_reach_is_named(member, harm):
     assert found.advice
 
 
-def test_others_may_read_cards(member):
-    """Cards and the roster may be read by others, and the links to a device's model in use."""
-    for name in ("dev-1.card", "roster.signed"):
-        (member.directory / name).chmod(0o644)
-    for name in ("model.onnx", "model.json"):
-        (member.directory / name).symlink_to(f"in-use/current/{name}")
-    assert local_checks(member.directory)[0].result == "ok"
-
-
 @pytest.mark.parametrize(("free", "result"), [(0, "failure"), (50 << 20, "warning"), (200 << 20, "ok")])
 def test_a_disk_without_room(member, monkeypatch, free, result):
     room = os.statvfs_result((1, 1, 0, 0, free, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: room)
     assert local_checks(member.directory)[1].result == result
-
-
-def test_a_directory_that_is_missing(tmp_path):
-    assert [c.result for c in local_checks(tmp_path / "gone")] == ["failure", "failure"]
 
 
 def test_rosters_dates_show_a_wrong_clock(member):
@@ -80,37 +73,24 @@ def test_rosters_dates_show_a_wrong_clock(member):
 
 
 def test_silent_broker_shows_no_secret(member):
-    """A broker that does not answer and no secret is shown."""
+    """Nor does an address that is none."""
     url = "mqtt://user:hunter2@127.0.0.1:1"
     roster, broker, tls = membership_checks(member, "dev-1", EdgeConfig(Path(), Path(), broker=url))
     assert roster.result == "ok"
     assert (broker.name, broker.result) == ("broker", "failure")
     assert "mqtt://127.0.0.1:1" in broker.detail
     assert tls == Check("tls", "ok", "none: the broker is on this machine")
-    assert "hunter2" not in f"{broker}{tls}"
-
-
-def test_bad_address_shows_no_secret(member):
-    """An address that is none shows no secret either."""
-    _, broker = membership_checks(member, "dev-1", EdgeConfig(Path(), Path(), broker="http://user:hunter2@x"))
-    assert (broker.name, broker.result) == ("broker", "failure")
-    assert "hunter2" not in str(broker)
-
-
-def test_missing_tls_is_a_warning():
-    """A connection without tls to another machine is a warning."""
-    from shoal.address import BrokerAddress
-
-    assert doctor._tls(BrokerAddress.parse("mqtt://reef.example"), 0).result == "warning"
+    _, none = membership_checks(member, "dev-1", EdgeConfig(Path(), Path(), broker="http://user:hunter2@x"))
+    assert (none.name, none.result) == ("broker", "failure")
+    assert "hunter2" not in f"{broker}{tls}{none}"
 
 
 @pytest.mark.parametrize(("left_s", "result"), [(-1, "failure"), (DAY_S, "warning"), (99 * DAY_S, "ok")])
 def test_certificates_that_expire(monkeypatch, left_s, result):
-    from shoal.address import BrokerAddress
-    from shoal.transport import probe
-
+    """A connection without TLS to another machine is a warning."""
     monkeypatch.setattr(probe, "certificate_expiry", lambda _address: 10**9 + 99 * DAY_S)
     address = BrokerAddress.parse("mqtts://reef.example")
     assert doctor._tls(address, 10**9).result == "ok"
     monkeypatch.setattr(probe, "own_expiries", lambda _address: {"client": 10**9 + left_s})
     assert doctor._tls(address, 10**9).result == result
+    assert doctor._tls(BrokerAddress.parse("mqtt://reef.example"), 0).result == "warning"

@@ -44,57 +44,45 @@ def check(*statements, need=2, held=HELD, of=None):
     )
 
 
-def test_enough_devices_certify_every_state():
-    """Enough devices certify every state that they name."""
-    statements = [signed(identity) for identity in IDENTITIES[:3]]
-    assert check(*statements, need=3) == ("dev-0", "dev-1", "dev-2")
-    assert check(*statements, need=3, held=OTHER) == ("dev-0", "dev-1", "dev-2")
+EACH = [signed(identity) for identity in IDENTITIES]
 
 
-def test_too_few_devices_certify_nothing():
-    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 6 of model 0, 2 are needed"):
-        check(signed(IDENTITIES[0]))
-    with pytest.raises(UntrustedError):
-        check()
-
-
-def test_verification_stops_when_enough(monkeypatch):
-    """Verification stops at the last signature needed."""
-    calls = []
-    real = module.open_statement
+def test_enough_devices_certify_every_state(monkeypatch):
+    """Verification stops at the last signature needed; a statement of an earlier round does not hide a later one."""
+    assert check(*EACH[:3], need=3) == ("dev-0", "dev-1", "dev-2")
+    assert check(*EACH[:3], need=3, held=OTHER) == ("dev-0", "dev-1", "dev-2")
+    assert check(signed(IDENTITIES[0], round=6, states=(OTHER,)), *EACH[:2]) == ("dev-0", "dev-1")
+    calls, real = [], module.open_statement
     monkeypatch.setattr(module, "open_statement", lambda *a: calls.append(a) or real(*a))
-    check(*(signed(identity) for identity in IDENTITIES), need=2)
+    check(*EACH, need=2)
     assert len(calls) == 2
 
 
-def test_a_device_counts_once(monkeypatch):
-    twice = signed(IDENTITIES[0]), signed(IDENTITIES[0], round=8)
-    with pytest.raises(UntrustedError, match="1 devices"):
-        check(*twice)
-    assert check(*twice, signed(IDENTITIES[1])) == ("dev-0", "dev-1")
+@pytest.mark.parametrize(
+    ("statements", "of"),
+    [
+        (EACH[:1], roster()),
+        ((EACH[0], signed(IDENTITIES[0], round=8)), roster()),
+        (EACH[:2], roster(revoked=("dev-1",))),
+        (EACH[:2], roster(IDENTITIES[1:])),
+        ((EACH[0], signed(Identity.generate("dev-1"))), roster()),
+    ],
+    ids=["one", "twice the same", "one is revoked", "one is unknown", "a stranger with a member's name"],
+)
+def test_too_few_devices_certify_nothing(statements, of):
+    with pytest.raises(UntrustedError, match="1 devices of the roster have signed state 6 of model 0, 2 are needed"):
+        check(*statements, of=of)
+    assert len(check(*statements, EACH[2], of=of)) == 2
 
 
-def test_older_statement_hides_no_later_one():
-    """A statement of an earlier round does not hide a later one."""
-    early = signed(IDENTITIES[0], round=6, states=(OTHER,))
-    assert check(early, signed(IDENTITIES[0]), signed(IDENTITIES[1])) == ("dev-0", "dev-1")
-
-
-def test_revoked_and_unknown_do_not_count():
-    """Revoked and unknown devices do not count."""
-    statements = [signed(identity) for identity in IDENTITIES[:3]]
-    with pytest.raises(UntrustedError, match="1 devices"):
-        check(*statements[:2], of=roster(revoked=("dev-1",)))
-    with pytest.raises(UntrustedError, match="1 devices"):
-        check(*statements[:2], of=roster(IDENTITIES[1:]))
-    assert check(*statements, of=roster(revoked=("dev-1",))) == ("dev-0", "dev-2")
-
-
-def test_strangers_with_members_names():
-    """A stranger with a members name does not count."""
-    impostor = Identity.generate("dev-1")
-    with pytest.raises(UntrustedError, match="1 devices"):
-        check(signed(IDENTITIES[0]), signed(impostor))
+def test_no_device_certifies_nothing():
+    """A certificate of no device is a mistake of the caller, and so is a statement of another."""
+    with pytest.raises(UntrustedError):
+        check()
+    with pytest.raises(UsageError):
+        check(EACH[0], need=0)
+    with pytest.raises(UsageError, match="can't sign"):
+        sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))
 
 
 @pytest.mark.parametrize(
@@ -150,23 +138,12 @@ def test_claim_is_checked_by_its_signature():
         )
 
 
-def test_certificate_of_no_device():
-    """A certificate of no device is a mistake of the caller."""
-    with pytest.raises(UsageError):
-        check(signed(IDENTITIES[0]), need=0)
-
-
 def test_statement_opens_to_what_was_signed():
     assert open_statement(signed(IDENTITIES[1]), roster()) == statement("dev-1")
     with pytest.raises(UntrustedError, match="not in the roster"):
         open_statement(signed(IDENTITIES[1]), roster(revoked=("dev-1",)))
     with pytest.raises(WireError):
         open_statement(b"", roster())
-
-
-def test_device_signs_only_its_own_statement():
-    with pytest.raises(UsageError, match="can't sign"):
-        sign_statement(IDENTITIES[0], dataclasses.replace(statement("dev-0"), device="dev-1"))
 
 
 @pytest.mark.parametrize(

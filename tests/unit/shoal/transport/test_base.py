@@ -9,21 +9,15 @@ from shoal.transport.base import PACKET_OVERHEAD_BYTES, Message, check_publish, 
 from tests.helpers.refusals import refused
 
 
-def test_size_counts_the_topic():
-    """A packets size counts the bytes of its topic."""
-    assert packet_bytes("ä", b"123") == 2 + 3 + PACKET_OVERHEAD_BYTES
-
-
 def test_largest_publish_is_accepted():
-    """The largest publish is accepted and one byte more is not."""
+    """One byte more is not, and a smaller limit of the broker's counts; an empty payload clears a retained message."""
+    assert packet_bytes("ä", b"123") == 2 + 3 + PACKET_OVERHEAD_BYTES, "the topic counts"
     room = limits.MAX_PACKET_BYTES - PACKET_OVERHEAD_BYTES - 1
-    check_publish("t", bytes(room))
-    with refused(WireError, f"a publish of {limits.MAX_PACKET_BYTES + 1} bytes is above the limit", hint="in chunks"):
+    for payload, limit in ((b"", limits.MAX_PACKET_BYTES), (bytes(room), limits.MAX_PACKET_BYTES), (bytes(83), 100)):
+        check_publish("t", payload, limit)
+    above = f"a publish of {limits.MAX_PACKET_BYTES + 1} bytes is above the limit"
+    with refused(WireError, above, hint="in chunks"):
         check_publish("t", bytes(room + 1))
-
-
-def test_smaller_limit_of_the_broker_counts():
-    check_publish("t", bytes(83), 100)
     with pytest.raises(WireError, match="a publish of 101 bytes is above the limit of 100"):
         check_publish("t", bytes(84), 100)
 
@@ -34,11 +28,6 @@ def test_topic_unfit_for_the_broker(topic):
     with pytest.raises(WireError) as caught:
         check_publish(topic, b"x")
     assert str(caught.value) == f"{topic!r} is not a topic to publish on"
-
-
-def test_an_empty_payload_may_be_published():
-    """It clears a retained message."""
-    check_publish("t", b"")
 
 
 def test_compared_messages_print_no_payload():

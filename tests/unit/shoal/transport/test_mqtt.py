@@ -1,21 +1,27 @@
 """The MQTT transport against brokers that behave badly: each test scripts one on a socket."""
 
+import contextlib
 import logging
 import os
 import queue
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
+from shoal import limits
 from shoal.errors import BrokerUnreachableError, WireError
+from shoal.limits import CHUNK_BYTES
 from shoal.transport import mqtt
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent, Unreached
+from shoal.transport.inbox import Inbox
 from shoal.transport.mqtt import MANY_ENDS, MqttTransport, backoff_s
-from shoal.transport.mqtt_connection import Publish
+from shoal.transport.mqtt_connection import LEAST_PACKET_BYTES, Publish
 from shoal.transport.pacing import Pace
+from tests.helpers.bad_links import read_packet
+from tests.helpers.refusals import refused
 from tests.helpers.scripted_broker import (
     ACCEPT_V3,
     ACCEPT_V5,
@@ -49,9 +55,7 @@ def stay_silent(connection: socket.socket, version: int) -> None:
 
 
 @pytest.mark.parametrize("script", [hang_up, refuse_version, stay_silent])
-def test_old_broker_is_met_with_3_1_1(
-    script: Script, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_old_broker_is_met_with_3_1_1(script: Script, broker, connect) -> None:
     """Whether it hangs up, says so or says nothing: the second greeting is 3.1.1 and comes within two seconds."""
     one = broker(script)
     transport, events = connect(one.url)
@@ -63,20 +67,7 @@ def test_old_broker_is_met_with_3_1_1(
     assert events.get(timeout=1) == Connected(session_present=False)
 
 
-@pytest.mark.parametrize("expiry_s", [0, 60])
-def test_over_3_1_1_a_session_is_kept_or_not(
-    expiry_s: int, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
-    """Whoever comes once, under a name that never comes again, leaves nothing behind."""
-    one = broker(refuse_version)
-    transport, _ = connect(one.url, session_expiry_s=expiry_s)
-    transport.start(require=True)
-    assert one.clean[-1] is (expiry_s == 0)
-
-
-def test_refusal_is_not_tried_otherwise(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_refusal_is_not_tried_otherwise(broker, connect) -> None:
     """Wrong credentials are no matter of the version; the error says what the broker said, not the password."""
     one = broker(lambda connection, _version: connection.sendall(NOT_AUTHORIZED_V5))
     transport, _ = connect(one.url.replace("//", "//me:secret-word@"))
@@ -87,9 +78,7 @@ def test_refusal_is_not_tried_otherwise(
     assert "secret-word" not in f"{failed.value} {failed.value.hint} {transport!r}"
 
 
-def test_instant_ends_are_no_takeover(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_instant_ends_are_no_takeover(broker, connect) -> None:
     """A bad link ends them too: the transport goes on, and says what it sent last."""
 
     def script(connection: socket.socket, _version: int) -> None:
@@ -113,32 +102,25 @@ def test_instant_ends_are_no_takeover(
     )
 
 
-def test_takeover_code_is_believed_at_once(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_takeover_code_is_believed_at_once(broker, connect) -> None:
     """The reason code of a takeover is believed at once."""
     one = broker(lambda connection, _version: connection.sendall(ACCEPT_V5 + bytes([0xE0, 2, 0x8E, 0])))
     transport, events = connect(one.url)
     transport.start()
-    assert events.get(timeout=5) == Connected(session_present=False)
-    assert events.get(timeout=5) == TakenOver()
+    assert [events.get(timeout=5) for _ in range(2)] == [Connected(session_present=False), TakenOver()]
     assert len(one.versions) == 1
     transport.publish("t", b"the program has not heard of it yet")
     assert not transport.pending()
 
 
-def test_other_reason_is_no_takeover(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_other_reason_is_no_takeover(online) -> None:
     """A broker that says it shuts down may say so often; the reason reaches the owner."""
-    one = broker(lambda connection, _version: connection.sendall(ACCEPT_V5 + bytes([0xE0, 2, 0x8B, 0])))
-    transport, events = connect(one.url)
-    transport.start()
+    _, events = online(lambda connection, _version: connection.sendall(ACCEPT_V5 + bytes([0xE0, 2, 0x8B, 0])))
     for _ in range(MANY_ENDS + 2):
-        assert events.get(timeout=5) == Connected(session_present=False)
         ended = events.get(timeout=5)
         assert isinstance(ended, Disconnected)
         assert "shutting down" in ended.reason
+        assert events.get(timeout=5) == Connected(session_present=False)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +128,7 @@ def test_other_reason_is_no_takeover(
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes([0x30, 1, 0]), bytes([0x90, 0]), bytes(100)],
     ids=["http", "short publish", "short suback", "zeros"],
 )
-def test_noise_ends_the_connection_only(
-    noise: bytes, broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_noise_ends_the_connection_only(noise: bytes, broker, connect) -> None:
     """After three connections full of noise the fourth works."""
 
     def script(connection: socket.socket, version: int) -> None:
@@ -166,9 +146,7 @@ def test_noise_ends_the_connection_only(
     assert event == Connected(session_present=False)
 
 
-def test_unasked_retained_are_dropped(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_unasked_retained_are_dropped(broker, connect) -> None:
     """The broker amqtt sends returning clients what others subscribed to, at QoS 0 and retained."""
 
     def script(connection: socket.socket, version: int) -> None:
@@ -181,13 +159,11 @@ def test_unasked_retained_are_dropped(
     transport, events = connect(broker(script).url)
     transport.subscribe("ours")
     transport.start()
-    assert events.get(timeout=5) == Connected(session_present=False)
-    assert events.get(timeout=5) == Message("ours", b"payload", retained=True)
+    expected = [Connected(session_present=False), Message("ours", b"payload", retained=True)]
+    assert [events.get(timeout=5) for _ in range(2)] == expected
 
 
-def test_the_brokers_own_limits_are_kept(
-    broker: Callable[..., ScriptedBroker], connect: Callable[..., tuple[MqttTransport, queue.Queue]]
-) -> None:
+def test_the_brokers_own_limits_are_kept(broker, connect) -> None:
     """Receive maximum 2 and packets of at most 100 bytes: no third publish before an acknowledgement, no larger packet."""
     accept = bytes([0x20, 11, 0, 0, 8, 0x21, 0, 2, 0x27, 0, 0, 0, 100])
     received = bytearray()
@@ -219,11 +195,7 @@ def test_the_brokers_own_limits_are_kept(
         transport.publish("t", bytes(100))
 
 
-def test_only_new_requests_are_sent_anew(
-    broker: Callable[..., ScriptedBroker],
-    connect: Callable[..., tuple[MqttTransport, queue.Queue]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_only_new_requests_are_sent_anew(broker, connect, caplog: pytest.LogCaptureFixture) -> None:
     """A kept subscription asks for retained messages only if the session lost it; one made offline always does."""
     ready, done = threading.Event(), threading.Event()
     received = bytearray()
@@ -344,7 +316,7 @@ class Turns(Pace):
 
 
 def test_paced_transport_waits() -> None:
-    """A paced transport hands over one message and waits."""
+    """A paced transport hands over one message and waits; it still subscribes."""
     pace, link = Turns(), PacedLink()
     transport = MqttTransport("mqtt://localhost", "paced", print, pace=pace)
     for size in (10, 20, 30):
@@ -355,18 +327,11 @@ def test_paced_transport_waits() -> None:
         assert len(link.sent) == expected
     assert pace.taken == [10, 20]
     assert transport.chunk_bytes == 5000
-
-
-def test_a_paced_transport_still_subscribes() -> None:
-    pace, link = Turns(), PacedLink()
-    pace.free = False
     asked: list[tuple[str, ...]] = []
     link.subscribe = asked.append  # type: ignore[attr-defined]
-    transport = MqttTransport("mqtt://localhost", "paced", print, pace=pace)
-    transport.publish("t", b"waits")
     transport.subscribe("u")
     transport._feed(link)  # type: ignore[arg-type]
-    assert (asked, link.sent) == ([("u",)], [])
+    assert (asked, len(link.sent)) == ([("u",)], 2)
 
 
 def test_no_wake_up_is_lost(broker, monkeypatch):
@@ -427,3 +392,366 @@ def test_many_publishes_need_one_wake_up(broker, monkeypatch):
     until(lambda: b"49" in received)
     assert len(written) <= 1
     transport.close()
+
+
+# -- Acknowledgement of received messages after they were handled, and the bounds on those that wait and that are on their way --
+
+
+PUBACK = 0x40
+CHUNK = bytes(100_000)
+
+
+def publish_packet(payload: bytes, *, packet_id: int = 0) -> bytes:
+    """Return an MQTT 5 PUBLISH on topic ``t``, at QoS 1 where there is a packet id."""
+    body = b"\0\1t" + (struct.pack(">H", packet_id) if packet_id else b"") + b"\0" + payload
+    size, length = bytearray(), len(body)
+    while True:
+        size.append(length % 128 | (128 if length >= 128 else 0))
+        length //= 128
+        if not length:
+            return bytes([0x32 if packet_id else 0x30]) + bytes(size) + body
+
+
+class Peer:
+    """The broker's side of a connection: sends publishes, writes down the packet ids that were acknowledged."""
+
+    def __init__(self, *publishes: bytes) -> None:
+        self.publishes = publishes
+        self.sent = 0
+        self.acknowledged: list[int] = []
+        self.connections = 0
+
+    def __call__(self, connection: socket.socket, _version: int) -> None:
+        self.connections += 1
+        connection.sendall(ACCEPT_V5)
+        threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+        with contextlib.suppress(OSError):
+            for packet in self.publishes:
+                connection.sendall(packet)
+                self.sent += 1
+            time.sleep(30)
+
+    def _read(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.recv(65536):
+                while len(data) >= 4 and data[0] == PUBACK:
+                    self.acknowledged.append(int.from_bytes(data[2:4], "big"))
+                    data = data[2 + data[1] :]
+
+
+def handle(inbox: Inbox, count: int) -> list[bytes]:
+    """Handle messages until ``count`` were, and return their payloads."""
+    done: list[bytes] = []
+    end_s = time.monotonic() + 10
+    while len(done) < count and time.monotonic() < end_s:
+        for item in inbox.batch(0.05, most=count - len(done)):
+            if isinstance(item, Message):
+                done.append(item.payload)
+    return done
+
+
+@pytest.fixture
+def handling(broker):
+    """Start a transport whose messages are acknowledged once they were handled; return it and its inbox."""
+    made: list[MqttTransport] = []
+
+    def start(script: Script) -> tuple[MqttTransport, Inbox]:
+        inbox = Inbox()
+        options = {"manual_ack": True, "reconnect_min_s": 0.01, "reconnect_max_s": 0.05}
+        made.append(MqttTransport(broker(script).url, "client-1", inbox.put, **options))
+        made[-1].start()
+        return made[-1], inbox
+
+    yield start
+    for transport in made:
+        transport.close()
+
+
+def test_acknowledged_once_handled(handling) -> None:
+    """A message is acknowledged once it was handled."""
+    peer = Peer(*(publish_packet(b"%d" % i, packet_id=i) for i in (1, 2, 3)))
+    transport, inbox = handling(peer)
+    until(lambda: transport.bytes_received == 3)
+    time.sleep(0.1)
+    assert peer.acknowledged == []
+    assert handle(inbox, 2) == [b"1", b"2"]
+    until(lambda: len(peer.acknowledged) == 2)
+    assert handle(inbox, 1) == [b"3"]
+    until(lambda: peer.acknowledged == [1, 2, 3])
+
+
+def test_default_acknowledges_on_arrival(online) -> None:
+    """By default a message is acknowledged on arrival."""
+    peer = Peer(publish_packet(b"x", packet_id=7))
+    _, events = online(peer)
+    until(lambda: peer.acknowledged == [7])
+    events.get(timeout=5).acknowledge()
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_reading_stops_while_too_much_waits(handling, qos: int) -> None:
+    """A flood stays in the sockets' buffers and with its sender, whatever the window that it respects."""
+    total = 4 * limits.MAX_UNHANDLED_BYTES // len(CHUNK)
+    peer = Peer(*(publish_packet(CHUNK, packet_id=qos * (i + 1)) for i in range(total)))
+    transport, inbox = handling(peer)
+    until(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
+    time.sleep(0.3)
+    assert transport.bytes_received <= limits.MAX_UNHANDLED_BYTES + limits.MAX_PACKET_BYTES
+    assert peer.sent < total
+    assert len(handle(inbox, total)) == total
+    until(lambda: len(peer.acknowledged) == qos * total)
+
+
+@pytest.mark.slow
+def test_small_messages_have_an_overhead(handling) -> None:
+    """Small messages count with their overhead."""
+    total = 3 * limits.MAX_UNHANDLED_BYTES // limits.MESSAGE_OVERHEAD_BYTES
+    transport, inbox = handling(Peer(publish_packet(b"x") * total))
+    until(lambda: transport.bytes_received > 0.5 * limits.MAX_UNHANDLED_BYTES / limits.MESSAGE_OVERHEAD_BYTES)
+    time.sleep(0.3)
+    assert transport.bytes_received < 1.5 * limits.MAX_UNHANDLED_BYTES / limits.MESSAGE_OVERHEAD_BYTES
+    assert len(handle(inbox, total)) == total
+
+
+def test_earlier_connections_message(handling) -> None:
+    """Its packet id may stand for another message by then, and the broker sends it again."""
+    connections: list[list[int]] = []
+
+    def script(connection: socket.socket, version: int) -> None:
+        peer = Peer(publish_packet(b"%d" % len(connections), packet_id=1))
+        connections.append(peer.acknowledged)
+        if len(connections) == 1:
+            connection.sendall(ACCEPT_V5 + peer.publishes[0])
+            time.sleep(0.2)
+            connection.shutdown(socket.SHUT_RDWR)
+        else:
+            peer(connection, version)
+            hold(connection)
+
+    transport, inbox = handling(script)
+    until(lambda: transport.bytes_received == 2)
+    assert handle(inbox, 1) == [b"0"]
+    time.sleep(0.2)
+    assert connections[1] == []
+    assert handle(inbox, 1) == [b"1"]
+    until(lambda: connections[1] == [1])
+
+
+def test_close_leaves_unhandled_messages(handling) -> None:
+    """The broker's acknowledgements of what we publish are read while the inbox is full."""
+    total = 2 * limits.MAX_UNHANDLED_BYTES // len(CHUNK)
+    transport, _ = handling(Peer(*(publish_packet(CHUNK) for _ in range(total))))
+    until(lambda: transport.bytes_received >= 0.9 * limits.MAX_UNHANDLED_BYTES)
+    began_s = time.monotonic()
+    transport.close()
+    assert time.monotonic() - began_s < 5
+
+
+def test_packet_above_limit_ends_connection(handling, caplog: pytest.LogCaptureFixture) -> None:
+    """Only its beginning is read: a broker could otherwise make a device hold 256 MB."""
+    peer = Peer(publish_packet(bytes(64 * limits.MAX_PACKET_BYTES)))
+    transport, _ = handling(peer)
+    until(lambda: peer.connections > 1)
+    assert (peer.sent, transport.bytes_received) == (0, 0)
+    assert "over the limit of 1048576" in caplog.text
+
+
+def test_packets_above_limit_are_no_takeover(online) -> None:
+    """A stranger on a broker without MQTT 5 could otherwise end the whole fleet with one retained message."""
+    peer = Peer(publish_packet(bytes(2 * limits.MAX_PACKET_BYTES)))
+    _, events = online(peer)
+    until(lambda: peer.connections > MANY_ENDS + 1)
+    seen = [events.get() for _ in range(events.qsize())]
+    assert TakenOver() not in seen
+    assert Disconnected("the broker sent a packet above the limit") in seen
+
+
+# -- What is published at QoS 0 over MQTT: sent once, and counted as long as it is on its way --
+
+
+def test_at_qos_0_nothing_is_waited_for(online) -> None:
+    """Neither the window nor the queue counts what the broker's machine has received."""
+    received = bytearray()
+    everything = threading.Event()
+
+    def script(connection: socket.socket, version: int) -> None:
+        connection.sendall(ACCEPT_V5)
+        while received.count(publish) < 100:
+            received.extend(connection.recv(65536))
+        everything.set()
+        hold(connection)
+
+    publish = bytes([0x30, 8, 0, 1]) + b"t" + bytes([0]) + b"once"
+    transport, _ = online(script, max_queued_bytes=400)
+    for _ in range(100):
+        transport.publish("t", b"once", qos=0)
+    assert everything.wait(5)
+    until(lambda: transport.pending() == 0)
+    transport.publish("t", bytes(400))
+
+
+def test_qos_0_counts_until_it_is_taken(online) -> None:
+    """What has left the program may lie in the system's buffer for long: a slow link is not idle."""
+    read = threading.Event()
+
+    def script(connection: socket.socket, version: int) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(ACCEPT_V5)
+        assert read.wait(5)
+        hold(connection)
+
+    transport, _ = online(script)
+    transport.publish("t", bytes(150_000), qos=0)
+    until(lambda: not transport._link._unwritten)
+    time.sleep(0.1)
+    assert transport.pending() == 1
+    read.set()
+    until(lambda: transport.pending() == 0)
+
+
+def test_qos_0_not_taken_is_given_up(broker, connect) -> None:
+    """It is not sent again, its bytes are free for others, and what was to be acknowledged still comes."""
+    full, received = threading.Event(), bytearray()
+
+    def script(connection: socket.socket, version: int) -> None:
+        if len(one.versions) == 1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(ACCEPT_V5)
+            assert full.wait(5)
+            return
+        connection.sendall(ACCEPT_V5)
+        while b"assured" not in received:
+            received.extend(connection.recv(65536))
+        received.extend(b"end")
+        hold(connection)
+
+    one = broker(script)
+    transport, events = connect(one.url, max_queued_bytes=16 << 20)
+    transport.start()
+    assert isinstance(events.get(timeout=5), Connected)
+    for _ in range(31):
+        transport.publish("t", b"once" * (1 << 17), qos=0)
+    transport.publish("t", b"assured")
+    time.sleep(0.2)
+    assert transport.pending() > 1
+    full.set()
+    until(lambda: received.endswith(b"end"))
+    assert b"once" not in received
+    assert transport.pending() == 1
+    for _ in range(31):  # 15.5 MB of the 16 that may wait
+        transport.publish("t", bytes(1 << 19))
+
+
+# -- Brokers that take small packets only and do not say so, and brokers without retained messages --
+
+
+WAIT_S = 20.0
+TOO_LARGE, HANG_UP, SAY_SO = "packet too large", "hang up", "disconnect with a code"
+
+
+class SmallBroker:
+    """Acknowledges publishes at QoS 1 of at most so many bytes, and refuses others in one of three ways."""
+
+    def __init__(self, most: int, how: str) -> None:
+        self.most, self.how = most, how
+        self.taken: list[int] = []
+        self.refused: list[int] = []
+        self.fits = threading.Event()
+
+    def __call__(self, connection: socket.socket, _version: int) -> None:
+        connection.sendall(ACCEPT_V5)
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                head, packet = read_packet(connection)
+                if head[0] >> 4 != 3:
+                    continue
+                packet_id = packet[3:5]  # the topic is one letter
+                if len(packet) <= self.most:
+                    self.taken.append(len(packet))
+                    if head[0] & 2:
+                        connection.sendall(bytes([0x40, 2]) + packet_id)
+                    continue
+                self.refused.append(len(packet))
+                if self.how == TOO_LARGE:
+                    connection.sendall(bytes([0x40, 3]) + packet_id + b"\x95")
+                    continue
+                if self.how == SAY_SO:
+                    connection.sendall(bytes([0xE0, 1, 0x95]))
+                return
+
+
+@pytest.mark.parametrize("how", [TOO_LARGE, HANG_UP, SAY_SO])
+@pytest.mark.parametrize("most", [100_000, 65_536, 9_000])
+def test_chunks_shrink_until_they_are_taken(how: str, most: int, broker, connect) -> None:
+    """Each time the connection comes back, the program divides again; small messages are not lost."""
+    script = SmallBroker(most, how)
+    transport, events = connect(broker(script).url)
+    transport.start()
+    for _ in range(30):
+        if isinstance(events.get(timeout=WAIT_S), Connected):
+            size = transport.chunk_bytes
+            transport.publish("t", bytes(size))
+            transport.publish("t", b"small")
+            if size < most - 100:
+                break
+    refused = len(script.refused)
+    while transport.pending():
+        with contextlib.suppress(queue.Empty):
+            events.get(timeout=0.05)
+    # Not by Disconnected: those of the sizes before may be read late.
+    assert script.refused[refused:] == [], "the broker takes the last size"
+    assert most / 2 - 2048 <= size < most
+    assert len(b"\0\1t\0\1\0small") in script.taken
+    assert max(script.taken) >= size
+
+
+def test_single_drop_shrinks_nothing(broker, connect) -> None:
+    """Nor one that drops for ever, once the broker has taken such a packet."""
+    script = SmallBroker(CHUNK_BYTES // 2, HANG_UP)
+    one = broker(script)
+    transport, events = connect(one.url)
+    transport.start()
+    assert isinstance(events.get(timeout=WAIT_S), Connected)
+    transport.publish("t", bytes(CHUNK_BYTES))
+    assert isinstance(events.get(timeout=WAIT_S), Disconnected)
+    script.most = 2 * CHUNK_BYTES
+    assert isinstance(events.get(timeout=WAIT_S), Connected)
+    while transport.pending():
+        threading.Event().wait(0.01)
+    script.most = CHUNK_BYTES // 2
+    for _ in range(4):
+        transport.publish("t", bytes(CHUNK_BYTES))
+        assert isinstance(events.get(timeout=WAIT_S), Disconnected)
+        assert isinstance(events.get(timeout=WAIT_S), Connected)
+    assert transport.chunk_bytes == CHUNK_BYTES
+
+
+def test_at_qos_0_refused_size_is_found_too(broker, connect) -> None:
+    """Nobody acknowledges such a publish: after a lost connection the next is sent at QoS 1."""
+    script = SmallBroker(65_536, HANG_UP)
+    transport, events = connect(broker(script).url)
+    transport.start()
+    for _ in range(30):
+        if isinstance(events.get(timeout=WAIT_S), Connected):
+            if transport.chunk_bytes < script.most:
+                break
+            transport.publish("t", bytes(transport.chunk_bytes), qos=0)
+    assert LEAST_PACKET_BYTES < transport.chunk_bytes < script.most
+
+
+@pytest.mark.parametrize(
+    "answer", [bytes([0x20, 5, 0, 0, 2, 0x25, 0]), bytes([0x20, 3, 0, 0x9A, 0])], ids=["property", "refused"]
+)
+def test_missing_retained_messages_are_named(broker, connect, answer: bytes) -> None:
+    """A broker without retained messages is named."""
+    transport, _ = connect(broker(lambda connection, _version: connection.sendall(answer)).url)
+    with refused(BrokerUnreachableError, "keeps no retained messages", hint="retain_available true"):
+        transport.start(require=True)
+
+
+def test_late_word_of_retained_is_named(online) -> None:
+    """A broker may say so once it is connected."""
+    _, events = online(lambda connection, _version: connection.sendall(ACCEPT_V5 + bytes([0xE0, 1, 0x9A])))
+    ended = events.get(timeout=WAIT_S)
+    assert isinstance(ended, Disconnected)
+    assert "keeps no retained messages" in ended.reason

@@ -133,28 +133,27 @@ def puback(packet_id, *code):
 
 
 def test_no_broker_at_a_port_is_a_reason(one):
-    """A port without a broker is a reason and no exception."""
+    """A port without a broker is a reason and no exception; an abort without a connection is harmless."""
     one.server.close()
     assert not one.link.open()
     assert "Connection refused" in one.link.reason
+    one.link.abort("x")
     assert (one.link.greeted, one.link.alive, one.link.was_online) == (False, False, False)
 
 
 @pytest.mark.parametrize("present", [False, True])
 def test_accepted_connection_is_online(one, present):
-    """An accepted connection is online with or without a session."""
+    """With or without a session. Nagle's algorithm would add tens of milliseconds to every round trip."""
     one.connect(accept(session_present=present))
     assert (one.link.online, one.link.was_online, one.link.greeted) == (True, True, True)
-    assert one.events.online == [present]
-    assert one.link.reason == ""
+    assert (one.events.online, one.link.reason) == ([present], "")
+    assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_refusal_is_named_with_its_code(one):
     one.connect(NOT_AUTHORIZED_V5)
-    assert (one.link.online, one.link.was_online) == (False, False)
-    assert one.link.reason == "the broker refused: Not authorized"
-    assert one.link.reason_code == 0x87
-    assert one.events.online == []
+    assert (one.link.online, one.link.was_online, one.events.online) == (False, False, [])
+    assert (one.link.reason, one.link.reason_code) == ("the broker refused: Not authorized", 0x87)
 
 
 def test_greeting_has_will_and_our_limits(peers):
@@ -174,11 +173,11 @@ def test_over_3_1_1_session_is_clean_or_not(peers, expiry_s, clean):
     assert (greeting[LEVEL], greeting[FLAGS]) == (4, clean)
 
 
-def test_smaller_window_counts(peers):
-    """The window is the smaller of the brokers and ours."""
+def test_smaller_limits_count(peers):
+    """The window and the largest packet are the smaller of the broker's and ours."""
     one, other = peers(), peers()
-    one.connect(accept(receive_maximum=2))
-    other.connect(accept())
+    one.connect(accept(receive_maximum=2, packet_bytes=100))
+    other.connect(accept(packet_bytes=1 << 27))
     assert not peers().link.has_room, "offline"
     for link, room in ((one, 2), (other, WINDOW)):
         for _ in range(room):
@@ -186,6 +185,9 @@ def test_smaller_window_counts(peers):
             link.publish(b"x")
         assert not link.link.has_room
         assert link.link.inflight == room
+    assert one.link.takes(Publish("t", bytes(83), False, 1))
+    assert not one.link.takes(Publish("t", bytes(84), False, 1))
+    assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
 
 
 def test_acknowledgement_makes_room(one):
@@ -204,34 +206,36 @@ def test_acknowledgement_makes_room(one):
 
 
 def test_refused_publish_is_settled(one, caplog):
-    """The broker answers for good: a resend would be refused again."""
+    """The broker answers for good: a resend would be refused again. A refused subscription is logged as well."""
     one.connect()
     one.publish(b"x")
     one.broker.sendall(puback(1, 0x87, 0))
     with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
         one.until(lambda: one.events.settled)
-    assert [r.getMessage() for r in caplog.records] == ["the broker refused a publish: Not authorized"]
-    assert one.link.inflight == 0
-
-
-def test_smaller_packet_limit_counts(peers):
-    """The brokers packet limit counts if it is below ours."""
-    one, other = peers(), peers()
-    one.connect(accept(packet_bytes=100))
-    other.connect(accept(packet_bytes=1 << 27))
-    assert one.link.takes(Publish("t", bytes(83), False, 1))
-    assert not one.link.takes(Publish("t", bytes(84), False, 1))
-    assert other.link.max_packet_bytes == limits.MAX_PACKET_BYTES
+        assert one.link.inflight == 0
+        one.link.subscribe(["a"])
+        one.link.step(one.wake_fd, 0.0)
+        one.broker.sendall(bytes([0x90, 4, 0, 2, 0, 0x87]))
+        one.until(lambda: len(caplog.records) == 2)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"the broker refused a {what}: Not authorized" for what in ("publish", "subscription")
+    ]
 
 
 def test_next_step_writes_all_publishes(one):
-    """One TCP segment for a round's small messages, in place of one each."""
+    """One TCP segment for a round's small messages, in place of one each. At QoS 0 a publish is settled once sent."""
     one.connect()
     for number in range(5):
         one.publish(b"payload-%d" % number)
     assert one.received() == b""
     one.link.step(one.wake_fd, 0.0)
     assert one.received().count(b"payload-") == 5
+    one.publish(b"once", qos=0)
+    assert one.link.inflight == 6
+    one.until(lambda: one.events.settled)
+    assert one.events.settled == [4]
+    assert b"once" in one.received()
+    one.until(lambda: one.link.inflight == 5)
 
 
 def test_acknowledgements_leave_in_one_call(peers, monkeypatch):
@@ -251,17 +255,6 @@ def test_acknowledgements_leave_in_one_call(peers, monkeypatch):
     assert len(sent) == 2
     assert one.received()[: len(acknowledgements)] == acknowledgements
     assert one.events.settled == [4]
-
-
-def test_qos_0_is_settled_once_sent(one):
-    """At qos 0 a publish is settled once sent."""
-    one.connect()
-    one.publish(b"once", qos=0)
-    assert one.link.inflight == 1
-    one.until(lambda: one.events.settled)
-    assert one.events.settled == [4]
-    assert b"once" in one.received()
-    one.until(lambda: one.link.inflight == 0)
 
 
 def test_only_qos_1_is_sent_again(one):
@@ -404,8 +397,7 @@ def test_brokers_own_reason_for_end_is_given(one):
     one.connect()
     one.broker.sendall(bytes([0xE0, 2, 0x8B, 0]))
     one.until(lambda: not one.link.alive)
-    assert one.link.reason == "the broker said: Server shutting down"
-    assert one.link.reason_code == 0x8B
+    assert (one.link.reason, one.link.reason_code) == ("the broker said: Server shutting down", 0x8B)
     assert not one.link.cut
 
 
@@ -423,13 +415,6 @@ def test_goodbye_discards_the_will(peers):
     assert (other.link.reason, other.link.alive) == ("no word for long", False)
 
 
-def test_abort_unconnected_is_harmless(peers):
-    """An abort without a connection is harmless."""
-    link = peers().link
-    link.abort("x")
-    assert not link.alive
-
-
 @pytest.mark.parametrize(("only_new", "option"), [(False, 0x01), (True, 0x11)])
 def test_retained_always_or_only_if_new(one, only_new, option):
     """A subscription asks for retained messages always or only if it is new."""
@@ -439,19 +424,3 @@ def test_retained_always_or_only_if_new(one, only_new, option):
     sent = one.received()
     assert b"\0\3a/+" + bytes([option]) in sent
     assert b"\0\1b" + bytes([option]) in sent
-
-
-def test_a_refused_subscription_is_logged(one, caplog):
-    one.connect()
-    one.link.subscribe(["a"])
-    one.link.step(one.wake_fd, 0.0)
-    one.broker.sendall(bytes([0x90, 4, 0, 1, 0, 0x87]))
-    with caplog.at_level(logging.ERROR, "shoal.transport.mqtt_connection"):
-        one.until(lambda: caplog.records)
-    assert [r.getMessage() for r in caplog.records] == ["the broker refused a subscription: Not authorized"]
-
-
-def test_small_packets_are_not_held_back(one):
-    """Nagle's algorithm would add tens of milliseconds to every round trip."""
-    one.connect()
-    assert one.link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal import limits
+from shoal.transport import pacing
 from shoal.transport.pacing import Pace
 
 
@@ -17,10 +18,13 @@ def sent_by(pace, sizes, end_s, step_s=0.01):
 
 
 def test_no_limit_never_waits():
+    """Kilobits are thousands of bits."""
     pace = Pace()
     pace.sent(1 << 30, 5.0)
     assert pace.wait_s(5.0) == 0
     assert pace.most_chunk_bytes == limits.MAX_PACKET_BYTES
+    assert Pace.of_kbps(64).most_chunk_bytes == 8000
+    assert Pace.of_kbps(0).wait_s(0.0) == 0
 
 
 def test_bytes_a_second_are_kept():
@@ -31,6 +35,12 @@ def test_bytes_a_second_are_kept():
     assert pace.wait_s(100.0) == 0.5
 
 
-def test_kilobits_are_thousands_of_bits():
-    assert Pace.of_kbps(64).most_chunk_bytes == 8000
-    assert Pace.of_kbps(0).wait_s(0.0) == 0
+# -- Random numbers for jitter --
+
+
+def test_draws_are_spread_over_the_interval(monkeypatch):
+    draws = [pacing.uniform(2.0, 4.0) for _ in range(1000)]
+    assert all(2.0 <= draw < 4.0 for draw in draws)
+    assert 2.9 < sum(draws) / len(draws) < 3.1
+    monkeypatch.setattr(pacing.os, "urandom", lambda count: b"\xff" * count)
+    assert all(pacing.uniform() < 1.0 for _ in range(65)), "some are drawn already"

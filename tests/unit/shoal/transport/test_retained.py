@@ -7,7 +7,8 @@ import pytest
 from shoal.errors import WireError
 from shoal.protocol.chunking import MIN_CHUNK_BYTES, ChunkKind, parse, transfer_id
 from shoal.protocol.reassembly import Reassembler
-from shoal.transport.retained import RetainedPublisher
+from shoal.transport import retained
+from shoal.transport.retained import RetainedPublisher, out_of_memory
 
 SHORT, LONG = b"short", bytes(range(256)) * 10  # one chunk, and three
 
@@ -52,19 +53,28 @@ def joined(transport):
 
 
 def test_short_payload_is_retained_at_base(publisher, transport):
+    """A known transfer id is used as it is; an empty payload is refused and the earlier one stays."""
     name = publisher.publish("s/round", SHORT, kind=ChunkKind.ROUND, round_=7)
     assert list(transport.retained) == ["s/round"]
     header, body = parse(transport.retained["s/round"])
     assert (header.kind, header.round, header.transfer_id, bytes(body)) == (ChunkKind.ROUND, 7, name, SHORT)
     assert name == transfer_id(SHORT)
+    assert publisher.publish("s/round", SHORT, kind=ChunkKind.ROUND, name=b"n" * 16) == b"n" * 16
+    assert parse(transport.retained["s/round"])[0].transfer_id == b"n" * 16
+    with pytest.raises(WireError):
+        publisher.publish("s/round", b"", kind=ChunkKind.ROUND)
+    assert parse(transport.retained["s/round"])[0].transfer_id == b"n" * 16
 
 
 def test_long_payload_takes_a_topic_a_chunk(publisher, transport):
-    """A long payload is retained in a topic a chunk."""
+    """Reused topics are not cleared: a subscriber that came between the two would find nothing."""
+    topics = ("s/round/0", "s/round/1", "s/round/2")
     publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
-    assert list(transport.retained) == ["s/round/0", "s/round/1", "s/round/2"]
-    assert publisher.topics() == ("s/round/0", "s/round/1", "s/round/2")
+    assert tuple(transport.retained) == publisher.topics() == topics
     assert joined(transport) == LONG
+    transport.sent.clear()
+    publisher.publish("s/round", LONG[::-1], kind=ChunkKind.ROUND)
+    assert [(topic, bool(payload)) for topic, payload in transport.sent] == [(topic, True) for topic in topics]
 
 
 @pytest.mark.parametrize(("first", "second"), [(LONG, SHORT), (SHORT, LONG), (LONG + LONG, LONG)])
@@ -74,15 +84,6 @@ def test_later_payload_leaves_no_old_chunk(publisher, transport, first, second):
     publisher.publish("s/round", second, kind=ChunkKind.ROUND)
     assert joined(transport) == second
     assert set(publisher.topics()) == set(transport.retained)
-
-
-def test_reused_topics_are_not_cleared(publisher, transport):
-    """A subscriber that came between the two would find nothing."""
-    publisher.publish("s/round", LONG, kind=ChunkKind.ROUND)
-    transport.sent.clear()
-    publisher.publish("s/round", LONG[::-1], kind=ChunkKind.ROUND)
-    assert [topic for topic, _ in transport.sent] == ["s/round/0", "s/round/1", "s/round/2"]
-    assert all(payload for _, payload in transport.sent)
 
 
 def test_payloads_of_other_bases_stay(publisher, transport):
@@ -95,16 +96,11 @@ def test_payloads_of_other_bases_stay(publisher, transport):
     assert list(transport.retained) == ["a"]
 
 
-def test_known_transfer_id_is_used_as_it_is(publisher, transport):
-    """The digest of a large payload takes most of the time of a publish."""
-    assert publisher.publish("a", SHORT, kind=ChunkKind.ROUND, name=b"n" * 16) == b"n" * 16
-    assert parse(transport.retained["a"])[0].transfer_id == b"n" * 16
-
-
 def test_all_is_published_after_a_loss(publisher, transport):
-    """All payloads are published again after the broker lost them."""
+    """Also what the broker has sent back to the program, which adopts its own retained messages."""
     publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
     publisher.publish("b", LONG, kind=ChunkKind.MEAN)
+    publisher.adopt("a")
     before = dict(transport.retained)
     transport.retained.clear()
     publisher.republish()
@@ -132,18 +128,17 @@ def test_new_payload_replaces_adopted_chunks(publisher, transport):
     assert joined(transport) == LONG
 
 
-def test_adopting_keeps_the_payload(publisher, transport):
-    """The broker sends a program's own retained messages back to it."""
-    publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
-    publisher.adopt("a")
-    transport.retained.clear()
-    publisher.republish()
-    assert joined(transport) == SHORT
+# -- Bytes that wait on the disk to be sent again --
 
 
-def test_empty_payload_is_refused(publisher, transport):
-    """An empty payload is refused and the earlier one stays."""
-    publisher.publish("a", SHORT, kind=ChunkKind.ROUND)
-    with pytest.raises(WireError):
-        publisher.publish("a", b"", kind=ChunkKind.ROUND)
-    assert joined(transport) == SHORT
+DATA = bytes(range(100))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_many_bytes_are_on_the_disk(tmp_path, monkeypatch, full):
+    """On a full disk they stay in memory."""
+    monkeypatch.setattr(retained, "STORED_FROM_BYTES", len(DATA))
+    assert out_of_memory(DATA[1:], tmp_path) == DATA[1:]
+    found = out_of_memory(DATA, tmp_path / "missing" if full else tmp_path)
+    assert (found is DATA) == full
+    assert (len(found), bytes(found), bytes(found[90:110][2:5])) == (100, DATA, DATA[92:95])

@@ -93,20 +93,16 @@ def test_nothing_else_ends_a_program(payload, how):
     assert wire.ended == 0
 
 
-def test_ends_once_named_often_enough():
-    """A program ends once it was named often enough."""
+def test_ends_once_named_often_enough(monkeypatch):
+    """The watch is over after a minute."""
+    now = [0.0]
+    monkeypatch.setattr(rivals.time, "monotonic", lambda: now[0])
     wire = Wire(9)
     for number in range(NAMED):
         assert wire.ended == 0, number
         wire.hear(told(5, rival=9))
     assert wire.ended == 1
-
-
-def test_a_watch_is_over_after_a_minute(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(rivals.time, "monotonic", lambda: now[0])
-    watch = Wire(9).watch
     now[0] = rivals.WATCH_S
-    assert not watch.over
+    assert not wire.watch.over
     now[0] += 1.0
-    assert watch.over
+    assert wire.watch.over

@@ -18,19 +18,27 @@ import time
 import pytest
 import typer
 
-from shoal.errors import BrokerUnreachableError, ConfigError, ShoalError, UntrustedError, UsageError
+from shoal.errors import BrokerUnreachableError, ConfigError, DataError, ShoalError, UntrustedError, UsageError
 from shoal.util.console import (
+    EXIT_UNHEALTHY,
+    Check,
     LogfmtFormatter,
     add_version,
+    checked,
     colour_wanted,
     counted,
+    day,
     mask_words,
     note,
+    ok,
+    report,
     run_program,
     say,
     say_json,
     say_result,
+    second,
     setup_logging,
+    span,
     working,
 )
 from tests.helpers.refusals import refused
@@ -45,44 +53,39 @@ def record(message="done", level=logging.INFO, **pairs):
 
 
 def test_data_and_notes_go_their_own_ways(capsys):
+    """A result in both forms; JSON is one object with its schema."""
     say("data")
     note("talk")
     assert capsys.readouterr() == ("data\n", "talk\n")
-
-
-def test_one_thing_is_no_plural():
-    assert [counted(n, "round") for n in range(3)] == ["0 rounds", "1 round", "2 rounds"]
-
-
-def test_json_is_one_object_with_its_schema(capsys):
     say_json({"a": [1, None]})
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "data": {"a": [1, None]}}
     with pytest.raises(ValueError, match="JSON compliant"):
         say_json({"loss": float("nan")})
+    say_result({"eels": 2}, "two eels", "no more", as_json=False)
+    assert capsys.readouterr().out == "two eels\nno more\n"
+    say_result({"eels": 2}, "two eels", as_json=True)
+    assert json.loads(capsys.readouterr().out)["data"] == {"eels": 2}
+
+
+def test_words_for_numbers_and_masks():
+    """One thing is no plural; a rotation is printed with what the secret is."""
+    assert [counted(n, "round") for n in range(3)] == ["0 rounds", "1 round", "2 rounds"]
+    assert mask_words("rotation") == "rotation (secret permutation, signs, Hadamard)"
+    assert mask_words("permutation") == "permutation"
 
 
 def test_logfmt_on_a_pipe():
+    """A terminal gets the level and no timestamp; an exception becomes one line."""
     line = LogfmtFormatter(terminal=False).format(
         record('say "hi"', round=3, dur_s=0.123456, where="a b", empty="", plain="x=1")
     )
     head, _, tail = line.partition(" level=")
-    assert head.startswith("ts=")
-    assert head.endswith("Z")
+    assert re.fullmatch(r"ts=.*Z", head)
     assert tail == r'info logger=shoal.edge msg="say \"hi\"" round=3 dur_s=0.1235 where="a b" empty="" plain="x=1"'
-
-
-def test_terminal_gets_level_and_no_time():
-    """A terminal gets the level and no timestamp."""
     line = LogfmtFormatter(terminal=True).format(record("lost", logging.WARNING, round=3))
     assert line == "\x1b[33mwarning\x1b[0m lost round=3"
-
-
-def test_an_exception_becomes_one_line():
     made = record("failed", logging.ERROR)
-    try:
-        raise ConfigError("no such file")
-    except ConfigError:
-        made.exc_info = sys.exc_info()
+    made.exc_info = (ConfigError, ConfigError("no such file"), None)
     line = LogfmtFormatter(terminal=False).format(made)
     assert line.endswith('msg="failed: no such file"')
     assert "\n" not in line
@@ -122,26 +125,24 @@ def failing(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "told"),
     [
-        (ConfigError("x"), 3),
-        (BrokerUnreachableError("x"), 5),
-        (UntrustedError("x"), 6),
-        (ShoalError("x"), 1),
-        (KeyError("x"), 1),
-        (KeyboardInterrupt(), 130),
+        (ConfigError("it is off", hint="turn it on"), 3, "error: it is off\nhint: turn it on\n"),
+        (BrokerUnreachableError("x"), 5, "error: x"),
+        (UntrustedError("x"), 6, "error: x"),
+        (ShoalError("x"), 1, "error: x"),
+        (KeyError("x"), 1, "unexpected KeyError: 'x'"),
+        (RuntimeError("boom"), 1, "unexpected RuntimeError: boom"),
+        (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code):
+def test_exit_code_says_what_kind_of_failure(monkeypatch, capsys, error, code, told):
+    """An error and its hint are two lines; an unexpected failure is called a bug."""
     assert run(monkeypatch, failing(error)) == code
     out, err = capsys.readouterr()
     assert out == ""
+    assert told in err
     assert "Traceback" not in err
-
-
-def test_an_error_and_its_hint_are_two_lines(monkeypatch, capsys):
-    run(monkeypatch, failing(ConfigError("it is off", hint="turn it on")))
-    assert capsys.readouterr().err == "error: it is off\nhint: turn it on\n"
 
 
 def test_with_json_failure_is_an_object_too(monkeypatch, capsys):
@@ -152,13 +153,8 @@ def test_with_json_failure_is_an_object_too(monkeypatch, capsys):
     assert err.startswith("error: it is off")
 
 
-def test_unexpected_failure_is_called_a_bug(monkeypatch, capsys):
-    run(monkeypatch, failing(RuntimeError("boom")))
-    assert "unexpected RuntimeError: boom" in capsys.readouterr().err
-
-
 def test_debug_shows_the_traceback(monkeypatch, capsys):
-    """Debug shows the traceback and is taken from the arguments."""
+    """Debug is taken from the arguments. A program that ends well exits with zero."""
     seen = []
 
     def app(*, prog_name):
@@ -168,10 +164,6 @@ def test_debug_shows_the_traceback(monkeypatch, capsys):
     assert run(monkeypatch, app, "serve", "--debug") == 3
     assert seen == [["prog", "serve"]]
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_good_end_exits_with_zero(monkeypatch):
-    """A program that ends well exits with zero."""
     assert run(monkeypatch, lambda **_: None) == 0
 
 
@@ -248,10 +240,8 @@ def test_unwritable_output_is_no_bug(script, arguments, status, error, where):
 def test_unwritable_help_says_why():
     """A help that can't be written says why."""
     done = shell("> /dev/full", HELP, "--help")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        3,
-        "error: can't write the output: No space left on device",
-    )
+    told = "error: can't write the output: No space left on device"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (3, told)
 
 
 def shell(redirection, script, *arguments):
@@ -324,39 +314,75 @@ def test_every_program_tells_its_version(monkeypatch, capsys):
         assert capsys.readouterr().out.startswith("shoal")
 
 
-def test_rotation_is_printed():
-    """A rotation is printed with what the secret is."""
-    assert mask_words("rotation") == "rotation (secret permutation, signs, Hadamard)"
-    assert mask_words("permutation") == "permutation"
-
-
-def test_a_result_in_both_forms(capsys):
-    say_result({"eels": 2}, "two eels", "no more", as_json=False)
-    assert capsys.readouterr().out == "two eels\nno more\n"
-    say_result({"eels": 2}, "two eels", as_json=True)
-    assert json.loads(capsys.readouterr().out)["data"] == {"eels": 2}
-
-
-def test_short_work_says_nothing(capsys):
+def test_long_work_says_so_until_its_end(capsys):
+    """Again and again, until its end or an error; short work says nothing."""
     with working("counting"):
         pass
     assert capsys.readouterr().err == ""
-
-
-def test_long_work_says_so_until_its_end(capsys):
-    """Long work says so again and again until its end."""
     with working("counting", after_s=0.02, every_s=0.02):
         time.sleep(0.3)
     told = capsys.readouterr().err.splitlines()
     assert len(told) >= 3
-    assert all(re.fullmatch(r"counting: \d s", line) for line in told)
-    time.sleep(0.1)
+    assert [line for line in told if not re.fullmatch(r"counting: \d s", line)] == []
+    with pytest.raises(ValueError, match="no"), working("counting", after_s=0.1):
+        raise ValueError("no")
+    time.sleep(0.2)
     assert capsys.readouterr().err == ""
     assert not [t for t in threading.enumerate() if t.name == "progress"]
 
 
-def test_an_error_ends_it(capsys):
-    with pytest.raises(ValueError, match="no"), working("counting", after_s=0.5):
-        raise ValueError("no")
-    time.sleep(0.6)
-    assert capsys.readouterr().err == ""
+# -- How the checks of a doctor are printed, and the exit status that they give --
+
+
+GOOD, POOR, BAD = (
+    ok("disk", "9 MiB free"),
+    Check("tls", "warning", "none", "use TLS"),
+    Check("data", "failure", "-", "x"),
+)
+
+
+def test_expected_error_is_a_failure():
+    """With its hint; a bug is none."""
+
+    def fail():
+        raise ConfigError("can't read it", hint="chmod") from OSError("denied")
+
+    assert checked("file", fail) == Check("file", "failure", "can't read it: denied", "chmod")
+    assert checked("disk", lambda: GOOD) is GOOD
+    with pytest.raises(KeyError):
+        checked("file", {}.popitem)
+
+
+def test_warnings_end_with_0_failures_10(capsys):
+    """Warnings end with status 0 and failures with 10, which is no error's; as JSON the checks come whole as well."""
+    report([GOOD, POOR], as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       disk: 9 MiB free",
+        "warning  tls: none",
+        "         hint: use TLS",
+    ]
+    with pytest.raises(SystemExit) as caught:
+        report([GOOD, BAD], as_json=False)
+    assert caught.value.code == EXIT_UNHEALTHY == 10 != DataError("x").exit_code
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        report([BAD], as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["data"] == {"checks": [{"name": "data", "result": "failure", "detail": "-", "advice": "x"}]}
+
+
+# -- Formatting of times, including those out of the calendar's range --
+
+
+def test_times_are_in_iso_8601():
+    """Any time that a message can hold is written."""
+    assert (second(10**9), day(10**9)) == ("2001-09-09T01:46:40Z", "2001-09-09")
+    assert [at_s for at_s in (2**40, 2**63, 2**64 - 1) if not second(at_s)] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (7500, "2 h 5 min"), (90000, "1 d 1 h")],
+)
+def test_a_span_has_its_two_largest_units(seconds, text):
+    assert span(seconds) == text

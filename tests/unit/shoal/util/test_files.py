@@ -1,14 +1,21 @@
 """Files that survive: old bytes or new ones, private from the first moment, and no litter."""
 
+from __future__ import annotations
+
 import errno
+import multiprocessing
 import os
+import signal
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import ConfigError, IntegrityError, StorageError, UntrustedError, WireError
 from shoal.util.files import (
+    exclusive,
+    in_use,
     named,
     private_directory,
     read_limited,
@@ -28,15 +35,16 @@ def mode(path):
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_write_replaces_the_whole_file(tmp_path, durable):
+    """Pieces are written in order as one file."""
     path = tmp_path / "file"
-    for data in (b"first", b"", b"x" * 100_000, memoryview(b"last")):
-        write_atomic(path, data, durable=durable)
-        assert path.read_bytes() == bytes(data)
+    for pieces in ([b"first"], [b""], [b"x" * 100_000], [b"head", memoryview(b"body"), b"", b"tail"]):
+        write_atomic(path, *pieces, durable=durable)
+        assert path.read_bytes() == b"".join(pieces)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    """If the disk fills up half-way, the old file is unchanged and no temporary file remains."""
+    """If the disk fills up half-way, or the rename fails, the old file is unchanged and no temporary file remains."""
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
@@ -46,29 +54,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         patch.setattr(os, "writev", full)
-        with pytest.raises(ConfigError, match="No space left on device") as caught:
+        with refused(ConfigError, "No space left on device", hint="the space left") as caught:
             write_atomic(path, b"new and longer")
     assert str(caught.value) == f"can't write {path}: No space left on device"
-    assert "the space left" in caught.value.hint
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
-
-
-def test_failed_rename_leaves_no_file(tmp_path):
-    """The target is a directory, so the rename fails."""
-    (tmp_path / "file" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
     with pytest.raises(ConfigError, match="can't write"):
-        write_atomic(tmp_path / "file", b"new")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file" / "inner").is_dir()
-
-
-def test_pieces_are_one_file(tmp_path):
-    """Pieces are written in order as one file."""
-    write_atomic(tmp_path / "file", b"head", memoryview(b"body"), b"", b"tail", durable=False)
-    assert (tmp_path / "file").read_bytes() == b"headbodytail"
+        write_atomic(tmp_path / "folder", b"new")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder", "inner"]
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
@@ -82,46 +78,34 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_files_are_private_whatever_umask(tmp_path, umask):
+    """An existing directory stays as it is: its owner may have chosen the mode on purpose."""
+    tmp_path.chmod(0o755)
     before = os.umask(umask)
     try:
-        write_private(tmp_path / "keys" / "secret", b"s")
+        write_private(tmp_path / "keys" / "secret", b"s\0s")
         write_atomic(tmp_path / "keys" / "plain", b"p")
         private_directory(tmp_path / "deep" / "er")
     finally:
         os.umask(before)
     assert mode(tmp_path / "keys") == mode(tmp_path / "deep" / "er") == 0o700
     assert mode(tmp_path / "keys" / "secret") == mode(tmp_path / "keys" / "plain") == 0o600
-
-
-def test_a_secret_comes_back(tmp_path):
-    write_private(tmp_path / "secret", b"s\0s")
-    assert read_private(tmp_path / "secret") == b"s\0s"
+    assert read_private(tmp_path / "keys" / "secret") == b"s\0s"
+    assert private_directory(tmp_path) == tmp_path
+    assert mode(tmp_path) == 0o755
+    sync_directory(tmp_path)
 
 
 @pytest.mark.parametrize("wide", [0o610, 0o604, 0o644, 0o666, 0o620, 0o602, 0o601])
 def test_reachable_secret_is_refused(tmp_path, wide):
-    """A secret that others can reach is refused."""
+    """A secret that others can reach is refused, and a missing one is named."""
     path = tmp_path / "secret"
+    with refused(ConfigError, "No such file", hint="check that it exists"):
+        read_private(path)
     write_private(path, b"secret bytes")
     path.chmod(wide)
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, f"{wide:04o}", hint_is=f"chmod 600 {path}") as caught:
         read_private(path)
-    assert f"{wide:04o}" in str(caught.value)
-    assert caught.value.hint == f"chmod 600 {path}"
     assert "secret bytes" not in str(caught.value)
-
-
-def test_a_missing_secret_says_what_is_wrong(tmp_path):
-    with refused(ConfigError, "No such file", hint="check that it exists"):
-        read_private(tmp_path / "nowhere")
-
-
-def test_existing_directory_stays_as_it_is(tmp_path):
-    """Its owner may have chosen the mode on purpose; the files in it are private by themselves."""
-    tmp_path.chmod(0o755)
-    assert private_directory(tmp_path) == tmp_path
-    assert mode(tmp_path) == 0o755
-    sync_directory(tmp_path)
 
 
 def unfinished(folder, writer, *, old=False):
@@ -167,8 +151,7 @@ def test_only_regular_files_are_removed(tmp_path):
     link.symlink_to(mine)
     os.utime(mine, (0, 0))
     remove_unfinished(tmp_path)
-    assert folder.is_dir()
-    assert link.is_symlink()
+    assert (folder.is_dir(), link.is_symlink()) == (True, True)
     remove_unfinished(tmp_path / "nowhere")
 
 
@@ -225,3 +208,62 @@ def test_named_file_is_read_up_to_its_limit(tmp_path):
         read_limited(tmp_path / "f", 4)
     with pytest.raises(ConfigError, match="can't read"):
         read_limited(tmp_path / "gone", 5)
+
+
+# -- Directory locks: other programs wait and then fail; the lock of a killed program is released --
+
+
+HINT = "end the other one"
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def hold(directory, held):
+    with exclusive(directory, wait_s=0, hint=HINT):
+        held.set()
+        time.sleep(60)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has the directory; killed in the end."""
+    held = SPAWN.Event()
+    process = SPAWN.Process(target=hold, args=(tmp_path, held))
+    process.start()
+    assert held.wait(30)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_second_program_is_told(tmp_path, holder):
+    """It waits for the first; a kill frees the directory."""
+    with (
+        refused(ConfigError, "in use by another program", hint_is=HINT),
+        exclusive(tmp_path, wait_s=0, hint=HINT),
+    ):
+        raise AssertionError("both have it")
+    os.kill(holder.pid, signal.SIGKILL)
+    with exclusive(tmp_path, wait_s=30, hint=HINT):
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_it_is_free_again_after_an_error(tmp_path):
+    """A directory that is not there can't be had."""
+    with pytest.raises(ZeroDivisionError), exclusive(tmp_path, wait_s=0, hint=HINT):
+        raise ZeroDivisionError
+    with exclusive(tmp_path, wait_s=0, hint=HINT):
+        pass
+    with pytest.raises(ConfigError, match="can't write"), exclusive(tmp_path / "no", wait_s=0, hint=HINT):
+        pass
+
+
+def test_observer_sees_somebody_at_work(tmp_path, holder):
+    """Who looks sees whether somebody is at work."""
+    (tmp_path / "free").mkdir()
+    assert in_use(tmp_path)
+    assert not in_use(tmp_path / "free")
+    assert not in_use(tmp_path / "none")
+    with exclusive(tmp_path / "free", wait_s=0, hint=HINT):
+        assert in_use(tmp_path / "free")
+    assert not in_use(tmp_path / "free")
+    assert [p.name for p in (tmp_path / "free").iterdir()] == [".lock"], "looking leaves no trace of its own"

@@ -91,24 +91,25 @@ def test_a_name_that_was_guessed_is_refused(tmp_path, bait, plant, monkeypatch):
     assert os.path.lexists(planted)
 
 
+@pytest.mark.parametrize(
+    "opening",
+    [
+        lambda state: exclusive(state, wait_s=0, hint="-").__enter__(),
+        lambda state: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed"),
+        lambda state: UpdateFiles(state / "updates", lambda _: 0).open(1),
+    ],
+    ids=["lock", "slot", "updates"],
+)
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_planted_files_are_not_opened(tmp_path, bait, plant):
+def test_planted_files_are_not_opened(tmp_path, bait, plant, opening):
     """Files that are written in place are not opened where others planted them."""
     state = private_directory(tmp_path / "state")
-    plant(state / LOCK_FILE, bait)
-    for name in PENDING_FILES:
+    private_directory(state / "updates")
+    for name in (LOCK_FILE, *PENDING_FILES, "updates/000001.f32"):
         plant(state / name, bait)
-    (state / "updates").mkdir(mode=0o700)
-    plant(state / "updates/000001.f32", bait)
-    opens = {
-        "lock": lambda: exclusive(state, wait_s=0, hint="-").__enter__(),
-        "slot": lambda: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed"),
-        "updates": lambda: UpdateFiles(state / "updates", lambda _: 0).open(1),
-    }
-    for action in opens.values():
-        with pytest.raises(ConfigError) as caught:
-            action()
-        assert caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        opening(state)
+    assert caught.value.hint
     assert bait.read_bytes() == b""
 
 
@@ -173,21 +174,6 @@ def test_pipe_holds_nothing_up(tmp_path):
         open_own(tmp_path / "secret")
 
 
-@needs_root
-def test_planted_key_is_not_used(tmp_path):
-    """Else he would know the private key of a party that is enrolled with it."""
-    write_private(tmp_path / KEY_FILE, b"key")
-    foreign(tmp_path / KEY_FILE)
-    with pytest.raises(ConfigError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
-        read_private(tmp_path / KEY_FILE)
-
-
-def everybody_can_replace(tmp_path):
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    return private_directory_of(tmp_path / "open/state")
-
-
 def private_directory_of(path, bits=0o700):
     path.mkdir()
     path.chmod(bits)
@@ -198,7 +184,7 @@ PLACES = {
     "group-writable": lambda tmp: private_directory_of(tmp / "state", 0o770),
     "world-writable": lambda tmp: private_directory_of(tmp / "state", 0o707),
     "sticky and world-writable": lambda tmp: private_directory_of(tmp / "state", 0o1777),
-    "in a world-writable one": everybody_can_replace,
+    "in a world-writable one": lambda tmp: private_directory_of(private_directory_of(tmp / "open", 0o777) / "state"),
 }
 PROGRAMS = {
     "owner": lambda path: FleetDirectory.create(path, "reef", "mqtt://loopback"),
@@ -221,31 +207,35 @@ def test_no_start_where_others_can_write(tmp_path, place, program):
 @needs_root
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_no_start_in_anothers_directory(tmp_path, program):
-    """No program begins in a directory of another user."""
+    """Nor is a planted key used: he would know the private key of a party that is enrolled with it."""
     path = foreign(private_directory_of(tmp_path / "state"))
     with pytest.raises(ConfigError, match="belongs to another user"):
         program(path)
     assert list(path.iterdir()) == []
+    write_private(tmp_path / KEY_FILE, b"key")
+    with pytest.raises(ConfigError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
+        read_private(foreign(tmp_path / KEY_FILE))
 
 
-@pytest.mark.parametrize("party", ["owner", "server", "dev-1"])
-def test_stops_once_opened_to_others(tmp_path, party):
+@pytest.mark.parametrize(
+    ("party", "opening"),
+    [
+        ("owner", FleetDirectory),
+        ("server", aggregators.AggregatorMembership),
+        ("dev-1", enrolment.DeviceMembership),
+    ],
+)
+def test_stops_once_opened_to_others(tmp_path, party, opening):
     """No program goes on in a directory that was opened to others."""
     owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://loopback")
     grant = owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     aggregators.join(tmp_path / "server", grant.read_bytes(), owner.fingerprint)
     grant = owner.add_device(enrolment.init(tmp_path / "dev-1", "dev-1").read_bytes())
     enrolment.join(tmp_path / "dev-1", grant.read_bytes(), owner.fingerprint)
-    opens = {
-        "owner": FleetDirectory,
-        "server": aggregators.AggregatorMembership,
-        "dev-1": enrolment.DeviceMembership,
-    }
-    opens[party](tmp_path / party)
+    opening(tmp_path / party)
     (tmp_path / party).chmod(0o770)
-    with pytest.raises(ConfigError, match="others can write to the directory") as caught:
-        opens[party](tmp_path / party)
-    assert caught.value.hint.endswith(f"chmod go-w {tmp_path / party}")
+    with refused(ConfigError, "others can write to the directory", hint=f"chmod go-w {tmp_path / party}"):
+        opening(tmp_path / party)
 
 
 def test_the_usual_places_are_accepted(tmp_path):
@@ -254,9 +244,6 @@ def test_the_usual_places_are_accepted(tmp_path):
         above = private_directory_of(tmp_path / f"{bits:o}", bits)
         check_directory(private_directory(above / "state"))
         check_directory(private_directory_of(above / "readable", 0o755))
-
-
-def test_a_missing_directory_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="can't read"):
         check_directory(tmp_path / "missing")
 

@@ -32,56 +32,39 @@ def package(tmp_path, monkeypatch):
 
 
 def test_import_defers_the_module(package):
-    """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it."""
-    assert put_off("heavy_things.one") is True
+    """With the standard library's LazyLoader, paho's ``import urllib.request`` alone would load it. Siblings load as ever."""
+    assert (put_off("heavy_things.one"), put_off("heavy_things.one")) == (True, False)
     import heavy_things.one  # noqa: F401 - the statement is what is tested
 
     importlib.import_module("heavy_things.one")
     assert package == []
+    from heavy_things import two
+
+    assert (two.VALUE, package) == (2, ["heavy_things.two"])
 
 
 MARK = "_shoal_loads"
 
 
 def test_first_use_loads_the_module(package):
-    """The first use loads it and it is the true module from then on."""
+    """It is the true module from then on; a name that it lacks is an attribute error. To import a name from it is a use."""
     put_off("heavy_things.one")
+    put_off("heavy_things.two")
     import heavy_things.one
 
     deferred = heavy_things.one
+    with pytest.raises(AttributeError, match="no attribute 'NOTHING'"):
+        _ = deferred.NOTHING
+    assert not hasattr(deferred, "NOTHING")
     assert deferred.VALUE == 1
-    assert package == ["heavy_things.one"]
     true = sys.modules["heavy_things.one"]
     assert type(true) is ModuleType
-    assert true is not deferred
-    assert heavy_things.one is true
+    assert heavy_things.one is true is not deferred
     assert deferred.VALUE == 1
     assert package == ["heavy_things.one"]
-
-
-def test_importing_a_name_from_it_is_a_use(package):
-    put_off("heavy_things.two")
     from heavy_things.two import VALUE
 
-    assert (VALUE, package) == (2, ["heavy_things.two"])
-
-
-def test_missing_name_is_attribute_error(package):
-    """A name that it lacks is an attribute error."""
-    put_off("heavy_things.one")
-    import heavy_things.one
-
-    with pytest.raises(AttributeError, match="no attribute 'NOTHING'"):
-        _ = heavy_things.one.NOTHING
-    assert not hasattr(heavy_things.one, "NOTHING")
-    assert heavy_things.one.VALUE == 1
-
-
-def test_its_siblings_are_imported_as_ever(package):
-    put_off("heavy_things.one")
-    from heavy_things import two
-
-    assert (two.VALUE, package) == (2, ["heavy_things.two"])
+    assert (VALUE, package) == (2, ["heavy_things.one", "heavy_things.two"])
 
 
 def test_what_is_loaded_stays_as_it_is(package):
@@ -91,11 +74,6 @@ def test_what_is_loaded_stays_as_it_is(package):
     assert put_off("heavy_things.one") is False
     assert put_off("sys") is False
     assert sys.modules["heavy_things.one"] is heavy_things.one is before
-
-
-def test_putting_off_twice_is_once(package):
-    assert (put_off("heavy_things.one"), put_off("heavy_things.one")) == (True, False)
-    assert package == []
 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all", "heavy_things.three"])
@@ -128,14 +106,11 @@ def test_a_server_keeps_its_heap():
 
 
 def test_left_out_module_is_not_imported(package):
-    """A module that is left out can't be imported."""
+    """A module that is left out can't be imported, unless it is loaded already."""
     leave_out("heavy_things.one")
     with pytest.raises(ImportError):
         importlib.import_module("heavy_things.one")
     assert package == []
-
-
-def test_a_module_that_is_loaded_stays():
     leave_out("json")
     assert sys.modules["json"] is json
 

@@ -72,24 +72,18 @@ def test_without_a_watchdog_nothing_is_said(told):
     assert heard(end) == ["WATCHDOG=1"]
 
 
-def test_without_a_manager_nothing_is_sent():
-    manager = ServiceManager.from_environment({})
-    manager.ready("serving")
-    manager.alive(1.0)
-    manager.stopping()
-    assert not manager.wants_status(100.0)
-
-
 def test_absent_manager_is_told_of_once(tmp_path, caplog):
-    """A manager that is away is told of once and stops nothing."""
+    """A manager that is away stops nothing; without one nothing is sent."""
     manager = ServiceManager(str(tmp_path / "nobody"))
     with caplog.at_level(logging.WARNING, "shoal"):
         manager.ready("serving")
         manager.stopping()
+        none = ServiceManager.from_environment({})
+        none.ready("serving")
+        none.alive(1.0)
+        none.stopping()
+    assert not none.wants_status(100.0)
     assert [record.getMessage() for record in caplog.records] == ["the service manager can't be reached"]
-
-
-def test_limit_that_is_no_number_is_refused():
     with pytest.raises(ConfigError, match="WATCHDOG_USEC is 'soon', not a number of microseconds"):
         ServiceManager.from_environment({"WATCHDOG_USEC": "soon"})
 

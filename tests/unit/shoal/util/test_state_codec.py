@@ -98,16 +98,15 @@ def changed(path, value):
 
 
 def test_every_type_comes_back_as_it_was():
+    """Whole numbers stand for floats."""
     found = decode_state(State, DOCUMENT)
     assert found == State()
-    assert [type(v) for v in (found.online, found.received, found.rows)] == [
-        PersistentSet,
-        PersistentMap,
-        PersistentList,
-    ]
+    kinds = [type(value) for value in (found.online, found.received, found.rows)]
+    assert kinds == [PersistentSet, PersistentMap, PersistentList]
     assert list(found.by_id) == [9, 2]
-    assert DOCUMENT["raw"] == "00ff"
-    assert DOCUMENT["by_id"] == [[9, ["a"]], [2, []]]
+    assert (DOCUMENT["raw"], DOCUMENT["by_id"]) == ("00ff", [[9, ["a"]], [2, []]])
+    assert type(decode_state(State, changed(["rate"], 1)).rate) is float
+    assert type(encode_state(State(rate=np.float64(1))).document["rate"]) is float
 
 
 @pytest.mark.parametrize(
@@ -155,17 +154,18 @@ def test_unfit_document_is_refused_by_path(path, value, message):
         decode_state(State, changed(path, value))
 
 
-@pytest.mark.parametrize("document", [None, [], 5, "x"])
-def test_other_document_is_refused(document):
-    """A document that is no table is refused."""
-    with pytest.raises(DocumentError, match="the document must be a table"):
-        decode_state(State, document)
-
-
-def test_class_raises_its_own_error():
-    """The class refuses values with its own error."""
-    with pytest.raises(TaskError, match="a negative id"):
-        decode_state(State, changed(["parts", 0, "id"], -1))
+@pytest.mark.parametrize(
+    ("kind", "document", "error", "message"),
+    [
+        *((State, document, DocumentError, "the document must be a table") for document in (None, [], 5, "x")),
+        (State, changed(["parts", 0, "id"], -1), TaskError, "a negative id"),
+    ],
+    ids=["none", "list", "number", "text", "the class's own rule"],
+)
+def test_other_document_is_refused(kind, document, error, message):
+    """A document that is no table, or that the class refuses with its own error."""
+    with pytest.raises(error, match=message):
+        decode_state(kind, document)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,6 @@ def test_value_breaking_its_hint(changes, message):
         encode_state(State(**changes))
 
 
-def test_whole_numbers_stand_for_floats():
-    assert type(decode_state(State, changed(["rate"], 1)).rate) is float
-    assert type(encode_state(State(rate=np.float64(1))).document["rate"]) is float
-
-
 # ---------------------------------------------------------------------------------------------------- arrays
 
 
@@ -218,12 +213,6 @@ def test_arrays_are_stored_once():
     assert found.newest == {"a": Upload((1, "a"), one)}
 
 
-def test_alike_paths_keep_arrays_apart():
-    """Two paths that read the same do not mix arrays up."""
-    with pytest.raises(DocumentError, match="must be a path of its own"):
-        encode_state(Nested({"x.y": {"z": vector(1)}, "x": {"y.z": vector(2)}}))
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -239,12 +228,18 @@ def test_arrays_that_do_not_fit_are_refused(arrays, message):
     assert decode_state(Wide, {"exact": "exact"}, {"exact": vector(1, dtype=np.float64)}).exact == 1.0
 
 
-def test_array_of_another_dtype():
-    """An array of another dtype is not encoded."""
-    with pytest.raises(DocumentError, match="exact must be an array of float64"):
-        encode_state(Wide(vector(1)))
-    with pytest.raises(DocumentError, match="exact must be an array"):
-        encode_state(Wide([1.0]))
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Nested({"x.y": {"z": vector(1)}, "x": {"y.z": vector(2)}}), "must be a path of its own"),
+        (Wide(vector(1)), "exact must be an array of float64"),
+        (Wide([1.0]), "exact must be an array"),
+    ],
+    ids=["paths that read the same", "another dtype", "a list"],
+)
+def test_unfit_arrays_are_not_encoded(value, message):
+    with pytest.raises(DocumentError, match=message):
+        encode_state(value)
 
 
 def test_impossible_hint_is_the_classs_fault():
