@@ -62,17 +62,13 @@ def file(tmp_path):
 
 
 def test_sizes_follow_the_options():
+    """Synthetic(1,1) of FedGroup has 60 inputs, 10 classes."""
     model = build("mlp", inputs=7, hidden=5, classes=3).model
     assert sum(p.numel() for p in model.parameters()) == 7 * 5 + 5 + 5 * 3 + 3
+    assert sum(p.numel() for p in build("logistic", inputs=60).model.parameters()) == 610
     source = build("lstm", vocabulary=9, embedding=2, hidden=3, layers=1, length=4)
     x, y = source.example(6)
-    assert source.model(x).shape == (6, 4, 9)
-    assert y.shape == (6, 4)
-
-
-def test_fedgroup_logistic_has_610_values():
-    """Synthetic(1,1) of FedGroup: 60 inputs, 10 classes."""
-    assert sum(p.numel() for p in build("logistic", inputs=60).model.parameters()) == 610
+    assert (source.model(x).shape, y.shape) == ((6, 4, 9), (6, 4))
 
 
 def test_cross_entropy_is_torchs():
@@ -99,46 +95,36 @@ def test_wrong_options_are_refused(name, options, message):
 def test_user_task_as_tuple_and_dict(file):
     assert load_user(f"{file}:as_tuple").hyper == LocalTraining(lr=0.5)
     source = load_user(f"{file}:as_dict")
-    assert source.kind == "regression"
-    assert source.hyper == LocalTraining()
+    assert (source.kind, source.hyper) == ("regression", LocalTraining())
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("spec", "message", "hint"),
     [
-        ("broken", "RuntimeError: no data"),
-        ("nothing", "no function 'nothing'"),
-        ("wrong_type", "must return"),
-        ("wrong_kind", "kind must be one of"),
-        ("wrong_model", "must return an nn.Module"),
-        ("wrong_key", "unknown key 'optimizer'"),
-        ("wrong_hyper", "hyper has no 'learning_rate'"),
-        ("missing", "returned no 'loss'"),
+        ("{}/mine.py:broken", "RuntimeError: no data", ""),
+        ("{}/mine.py:nothing", "no function 'nothing'", ""),
+        ("{}/mine.py:wrong_type", "must return", ""),
+        ("{}/mine.py:wrong_kind", "kind must be one of", ""),
+        ("{}/mine.py:wrong_model", "must return an nn.Module", ""),
+        ("{}/mine.py:wrong_key", "unknown key 'optimizer'", ""),
+        (
+            "{}/mine.py:wrong_hyper",
+            "hyper has no 'learning_rate'",
+            "it has epochs, steps, batch_size, lr, momentum, lr_decay, clip, prox_mu",
+        ),
+        ("{}/mine.py:missing", "returned no 'loss'", ""),
+        ("{}/bad.py:f", "fails when it is loaded: ModuleNotFoundError", ""),
+        ("{}/none.py:f", "does not exist", ""),
+        ("mine.py", "does not name a function", ""),
+        ("mine.txt:f", "does not name a function", ""),
+        ("mine.py:not a name", "does not name a function", ""),
     ],
 )
-def test_user_mistakes_are_explained(file, function, message):
-    with pytest.raises(TaskError, match=message):
-        load_user(f"{file}:{function}")
-
-
-def test_wrong_hyper_name_gets_right_ones(file):
-    """A wrong name in hyper is answered with the right ones."""
-    with refused(TaskError, hint_is="it has epochs, steps, batch_size, lr, momentum, lr_decay, clip, prox_mu"):
-        load_user(f"{file}:wrong_hyper")
-
-
-def test_missing_or_broken_files_explained(tmp_path):
-    """Files that are missing or broken are explained."""
-    (tmp_path / "bad.py").write_text("import nonexistent_module_xyz")
-    for spec, message in (
-        (f"{tmp_path}/bad.py:f", "fails when it is loaded: ModuleNotFoundError"),
-        (f"{tmp_path}/none.py:f", "does not exist"),
-        ("mine.py", "does not name a function"),
-        ("mine.txt:f", "does not name a function"),
-        ("mine.py:not a name", "does not name a function"),
-    ):
-        with pytest.raises(TaskError, match=message):
-            load_user(spec)
+def test_user_mistakes_are_explained(file, spec, message, hint):
+    """And so are files that are missing or broken."""
+    file.with_name("bad.py").write_text("import nonexistent_module_xyz")
+    with refused(TaskError, message, hint=hint):
+        load_user(spec.format(file.parent))
 
 
 TASKS = """
@@ -164,17 +150,13 @@ def test_packages_task_is_built_by_its_name(tmp_path, monkeypatch):
     assert (made.model.in_features, made.kind, made.hyper) == (7, "classification", LocalTraining(lr=0.5))
     declared = declare(features="a,b,c,d", label="", labels="x,y", standardise="off", missing="error")
     assert sizes_of("wide", declared) == {"inputs": 4, "classes": 2}
-    for name, message in (
-        ("broken", "broken fails: RuntimeError: no model"),
-        ("other", "the task 'other' of an installed package is no function"),
-        ("narrow", "there is no task 'narrow'"),
-    ):
-        with pytest.raises(TaskError, match=message) as caught:
-            build(name)
-    assert (
-        "choose one of linear, logistic, mlp, cnn, lstm, broken, other, wide, or give file.py:function"
-        in caught.value.hint
-    )
+    with pytest.raises(TaskError, match="broken fails: RuntimeError: no model"):
+        build("broken")
+    with pytest.raises(TaskError, match="the task 'other' of an installed package is no function"):
+        build("other")
+    choices = "choose one of linear, logistic, mlp, cnn, lstm, broken, other, wide, or give file.py:function"
+    with refused(TaskError, "there is no task 'narrow'", hint=choices):
+        build("narrow")
     with pytest.raises(TaskError, match="has no option 'hidden'"):
         build("wide", hidden=3)
 

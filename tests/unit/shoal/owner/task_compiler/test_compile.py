@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from edge_client.answers.inference import export
 from edge_client.learning.model import NumpyModel, OrtModel
 from shoal.errors import TaskError
 from shoal.owner.task_compiler.builtin import build, cross_entropy, squared_error
-from shoal.owner.task_compiler.compile import compile_task, layout
+from shoal.owner.task_compiler.compile import compile_task, layout, quiet
 from shoal.owner.task_compiler.flat import flatten
 from shoal.owner.task_compiler.selfcheck import lite_words
 from shoal.protocol.recipe import LocalTraining
@@ -103,11 +106,14 @@ def test_builtins_are_the_same_in_numpy(compiled, name, options):
 
 
 def test_convolutions_need_onnx_runtime(compiled):
-    """A task with convolutions needs onnx runtime."""
+    """ONNX has no gradient of fractional or adaptive max pooling; the message must say which layer that is."""
     bundle = compiled("cnn")[1]
     assert lite_words(bundle).startswith("devices need ONNX Runtime (the extra edge): ")
     with refused(TaskError, "does not have the operator 'Conv'", hint="pip install 'shoal[edge]'"):
         NumpyModel(bundle)
+    pooling = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    with refused(TaskError, "AdaptiveMaxPool2d", hint="replace that layer"):
+        classify(pooling, 1, 9, 9)
 
 
 def test_manifest_says_what_the_module_is(compiled):
@@ -126,21 +132,8 @@ def test_bundle_leaks_no_path(compiled):
     data = bundle.to_bytes()
     assert TaskBundle.from_bytes(data) == bundle
     assert len(data) < 8192
-    for leak in (b".py", b"site-packages", b"torch", b"pkg.", str(Path.cwd()).encode()):
-        assert leak not in bundle.grad
-
-
-def test_shared_parameters_move_to_the_front():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    bundle = classify(model, 4, shared=["2"])
-    assert [p.name for p in bundle.manifest.parameters] == ["2.weight", "2.bias", "0.weight", "0.bias"]
-    assert [(s.name, s.length) for s in bundle.segments] == [("shared", 18), ("cluster", 25)]
-    theta = flatten(model, bundle.manifest.parameters).numpy()
-    x = torch.randn(6, 4)
-    np.testing.assert_allclose(
-        OrtModel(bundle).predict(theta, x.numpy()), model(x).detach().numpy(), rtol=1e-4, atol=1e-6
-    )
+    leaks = (b".py", b"site-packages", b"torch", b"pkg.", str(Path.cwd()).encode())
+    assert [leak for leak in leaks if leak in bundle.grad] == []
 
 
 def test_prefixes_match_whole_name_parts():
@@ -173,38 +166,33 @@ def test_pooling_layers_compile():
     """The compiler's own check holds the gradients to 1e-5; 13 pixels leave partial windows everywhere."""
     torch.manual_seed(3)
     assert classify(Pools(), 1, 13, 13).length > 0
+    frozen = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
+    assert classify(frozen, 4).length == 25 + 10 + 18
 
 
-def test_frozen_layers_compile():
-    """Frozen dropout and batch norm compile."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)).eval()
-    assert classify(model, 4).length == 25 + 10 + 18
-
-
-def test_frozen_parameters_are_constants():
-    """They keep the values that the owner's model has, and are no coordinates."""
-    model = nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 3))
-    bundle = classify(model, 4)
-    assert [p.name for p in bundle.manifest.parameters] == ["2.weight", "2.bias"]
+@pytest.mark.parametrize(
+    ("first", "options", "names", "segments"),
+    [
+        (
+            nn.Linear(4, 5),
+            {"shared": ["2"]},
+            ["2.weight", "2.bias", "0.weight", "0.bias"],
+            [("shared", 18), ("cluster", 25)],
+        ),
+        (nn.Linear(4, 5).requires_grad_(False), {}, ["2.weight", "2.bias"], [("cluster", 18)]),
+    ],
+    ids=["shared", "frozen"],
+)
+def test_shared_parameters_come_first(first, options, names, segments):
+    """Frozen ones are constants: they keep the values that the owner's model has, and are no coordinates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(5, 3))
+    bundle = classify(model, 4, **options)
+    assert [p.name for p in bundle.manifest.parameters] == names
+    assert [(s.name, s.length) for s in bundle.segments] == segments
     theta, x = flatten(model, bundle.manifest.parameters).numpy(), torch.randn(6, 4)
-    np.testing.assert_allclose(
-        OrtModel(bundle).predict(theta, x.numpy()), model(x).detach().numpy(), rtol=1e-5, atol=1e-6
-    )
-
-
-def test_failure_inside_exporter_names_layer():
-    """ONNX has no gradient of fractional or adaptive max pooling; the message must say which layer that is."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
-    with refused(TaskError, r"AdaptiveMaxPool2d", hint="replace that layer"):
-        classify(model, 1, 9, 9)
-
-
-def test_a_loss_that_is_a_sum_is_refused():
-    def total(outputs, y):
-        return functional.cross_entropy(outputs, y, reduction="sum")
-
-    with pytest.raises(TaskError, match="mean over samples"):
-        classify(nn.Linear(4, 3), 4, loss=total)
+    expected = model(x).detach().numpy()
+    np.testing.assert_allclose(OrtModel(bundle).predict(theta, x.numpy()), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +204,10 @@ def test_a_loss_that_is_a_sum_is_refused():
         ),
         (lambda _outputs, _y: 0.5, "one number, the mean over the samples, not float"),
         (lambda outputs, _y: outputs @ outputs, "the loss fails on the model's own example"),
+        (partial(functional.cross_entropy, reduction="sum"), "mean over samples"),
     ],
 )
-def test_a_loss_that_is_no_number_is_refused(loss, message):
+def test_a_loss_that_is_no_mean_is_refused(loss, message):
     with pytest.raises(TaskError, match=message):
         classify(nn.Linear(4, 3), 4, loss=loss)
 
@@ -345,3 +334,50 @@ def test_senseless_prefix_is_refused(prefixes, message, hint):
     """A prefix that makes no sense is refused."""
     with refused(TaskError, message, hint=hint):
         layout(build("mlp", inputs=5, hidden=4, classes=3).model, **prefixes)
+
+
+# -- Silence inside the block, and the process as it was afterwards --
+
+
+class FailedError(Exception):
+    """Ends the block."""
+
+
+def make_noise():
+    """Print, warn and log as torch's exporter does."""
+    sys.stdout.write("to stdout\n")
+    sys.stderr.write("to stderr\n")
+    warnings.warn("a warning", stacklevel=1)
+    logging.getLogger("torch.onnx").error("an error")
+    logging.getLogger("onnxscript").warning("a warning")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_streams_and_loggers_are_restored(capsys, caplog, failing):
+    """Nothing is printed or logged inside the block; then streams, warnings and loggers are as before."""
+    level, filters, streams = logging.getLogger("torch.onnx").level, list(warnings.filters), (sys.stdout, sys.stderr)
+    with pytest.raises(FailedError) if failing else nullcontext(), quiet():
+        make_noise()
+        if failing:
+            raise FailedError
+    assert capsys.readouterr() == ("", "")
+    assert caplog.records == []
+    assert (logging.getLogger("torch.onnx").level, warnings.filters) == (level, filters)
+    assert (sys.stdout, sys.stderr) == streams
+    with pytest.warns(UserWarning, match="a warning"):
+        make_noise()
+    assert capsys.readouterr().out == "to stdout\n"
+    assert [r.getMessage() for r in caplog.records] == ["an error", "a warning"]
+
+
+def test_earlier_level_is_set_again():
+    """A level that was set before is set again."""
+    logger = logging.getLogger("onnxscript")
+    before = logger.level
+    try:
+        logger.setLevel(logging.DEBUG)
+        with quiet():
+            assert logger.level == logging.CRITICAL
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)

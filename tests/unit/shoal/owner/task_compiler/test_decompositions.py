@@ -31,19 +31,23 @@ def passed_back(out):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "ceil", "include", "divisor"),
+    ("shape", "kernel", "stride", "padding", "ceil", "include", "divisor"),
     [
-        (2, 2, 0, False, True, None),
-        (3, 2, 1, True, True, None),
-        (3, 2, 1, True, False, None),
-        (3, 1, 1, False, True, 5),
+        ((8, 7), [2] * 2, [2] * 2, [0] * 2, False, True, None),
+        ((8, 7), [3] * 2, [2] * 2, [1] * 2, True, True, None),
+        ((8, 7), [3] * 2, [2] * 2, [1] * 2, True, False, None),
+        ((8, 7), [3] * 2, [1] * 2, [1] * 2, False, True, 5),
+        ((5, 4, 6), [2, 3, 2], [1, 2, 2], [1, 1, 0], False, False, None),
+        ((6, 4), [2] * 2, [], [0] * 2, False, True, None),
     ],
+    ids=["plain", "partial windows", "without padding", "divisor", "three dimensions", "torch's default stride"],
 )
-def test_average_pool_matches_autograd(kernel, stride, padding, ceil, include, divisor):
+def test_average_pool_matches_autograd(shape, kernel, stride, padding, ceil, include, divisor):
     """Average pool formula matches autograd."""
-    x = torch.randn(2, 3, 8, 7, requires_grad=True)
-    grad = passed_back(functional.avg_pool2d(x, kernel, stride, padding, ceil, include, divisor))
-    found = avg_pool_backward(grad, x, [kernel] * 2, [stride] * 2, [padding] * 2, ceil, include, divisor)
+    x = torch.randn(2, 3, *shape, requires_grad=True)
+    pool = {2: functional.avg_pool2d, 3: functional.avg_pool3d}[len(shape)]
+    grad = passed_back(pool(x, kernel, stride or None, padding, ceil, include, divisor))
+    found = avg_pool_backward(grad, x, kernel, stride, padding, ceil, include, divisor)
     torch.testing.assert_close(found, x.grad)
 
 
@@ -68,10 +72,15 @@ def test_convolution_matches_autograd(rank, stride, padding, dilation, groups):
 
 
 def test_embedding_formula_skips_padding_row():
+    """Rows that are looked up often add their gradients; those scaled by frequency are refused."""
     table = nn.Embedding(5, 3, padding_idx=2)
     indices = torch.tensor([[0, 2, 2], [4, 4, 1]])
     grad = passed_back(table(indices))
     torch.testing.assert_close(embedding_backward(grad, indices, 5, 2, False), table.weight.grad)
+    found = embedding_backward(torch.ones(4, 2), torch.tensor([1, 1, 0, 1]), 3, -1, False)
+    assert found.tolist() == [[1.0, 1.0], [3.0, 3.0], [0.0, 0.0]]
+    with pytest.raises(TaskError, match=r"scale_grad_by_freq=True.* can't be compiled"):
+        embedding_backward(torch.ones(1, 2), torch.tensor([0]), 3, -1, True)
 
 
 def test_unwanted_gradients_are_skipped():
@@ -98,18 +107,24 @@ def test_transposed_formula_matches_autograd(rank, stride, padding, extra, dilat
     torch.testing.assert_close(found[1], w.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("start", "end", "step"), [(0, 3, 1), (1, 4, 1), (-3, -1, 1), (2, 5, 1), (0, 5, 2)])
-def test_slice_formula_matches_autograd(start, end, step):
+@pytest.mark.parametrize(
+    ("take", "backward"),
+    [
+        *(
+            (lambda x, at=at: x[:, slice(*at)], lambda grad, at=at: slice_backward(grad, [2, 5, 3], 1, *at))
+            for at in ((0, 3, 1), (1, 4, 1), (-3, -1, 1), (2, 5, 1), (0, 5, 2))
+        ),
+        *(
+            (lambda x, at=at: x.select(*at), lambda grad, at=at: select_backward(grad, [2, 5, 3], *at))
+            for at in ((0, 0), (1, 2), (1, -1), (-1, -2))
+        ),
+    ],
+    ids=[*(f"slice {n}" for n in range(5)), *(f"select {n}" for n in range(4))],
+)
+def test_slice_formula_matches_autograd(take, backward):
     x = torch.randn(2, 5, 3, requires_grad=True)
-    grad = passed_back(x[:, start:end:step])
-    torch.testing.assert_close(slice_backward(grad, [2, 5, 3], 1, start, end, step), x.grad)
-
-
-@pytest.mark.parametrize(("dim", "index"), [(0, 0), (1, 2), (1, -1), (-1, -2)])
-def test_selection_formula_matches_autograd(dim, index):
-    x = torch.randn(2, 3, 4, requires_grad=True)
-    grad = passed_back(x.select(dim, index))
-    torch.testing.assert_close(select_backward(grad, [2, 3, 4], dim, index), x.grad)
+    grad = passed_back(take(x))
+    torch.testing.assert_close(backward(grad), x.grad)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1)])
@@ -130,34 +145,6 @@ def test_adaptive_pool_matches_autograd(inputs, outputs):
     x = torch.randn(2, 3, *inputs, requires_grad=True)
     grad = passed_back(functional.adaptive_avg_pool2d(x, outputs))
     torch.testing.assert_close(adaptive_avg_pool_backward(grad, x), x.grad)
-
-
-def test_average_pool_in_three_dimensions():
-    """Average pool formula matches autograd in three dimensions."""
-    x = torch.randn(2, 2, 5, 4, 6, requires_grad=True)
-    grad = passed_back(functional.avg_pool3d(x, (2, 3, 2), (1, 2, 2), (1, 1, 0), count_include_pad=False))
-    found = avg_pool_backward(grad, x, [2, 3, 2], [1, 2, 2], [1, 1, 0], False, False, None)
-    torch.testing.assert_close(found, x.grad)
-
-
-def test_windows_stand_side_by_side():
-    """Torch passes an empty list for the default."""
-    x = torch.randn(1, 1, 6, 4, requires_grad=True)
-    grad = passed_back(functional.avg_pool2d(x, 2))
-    torch.testing.assert_close(avg_pool_backward(grad, x, [2, 2], [], [0, 0], False, True, None), x.grad)
-
-
-def test_repeated_rows_add_gradients():
-    """Rows that are looked up often add their gradients."""
-    grad = torch.ones(4, 2)
-    found = embedding_backward(grad, torch.tensor([1, 1, 0, 1]), 3, -1, False)
-    assert found.tolist() == [[1.0, 1.0], [3.0, 3.0], [0.0, 0.0]]
-
-
-def test_gradients_by_frequency_are_refused():
-    """Gradients scaled by frequency are refused."""
-    with pytest.raises(TaskError, match=r"scale_grad_by_freq=True.* can't be compiled"):
-        embedding_backward(torch.ones(1, 2), torch.tensor([0]), 3, -1, True)
 
 
 def test_table_has_our_formulas_too():

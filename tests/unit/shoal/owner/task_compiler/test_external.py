@@ -35,9 +35,9 @@ def test_private_parameters_come_last(tmp_path):
     assert TaskBundle.from_bytes(bundle.to_bytes()) == bundle
 
 
-def test_shapes_make_the_kind_of_task(tmp_path):
-    source = layout(tmp_path / "a.npz")
-    for changes, kind, sample, label in (
+@pytest.mark.parametrize(
+    ("changes", "kind", "sample", "label"),
+    [
         ({}, "classification", ((2,), "float32", 0), ((), "int64", 3)),
         ({"sample": "3x8x8", "classes": 0}, "regression", ((3, 8, 8), "float32", 0), ((), "float32", 0)),
         ({"classes": 0, "answer": "5"}, "regression", ((2,), "float32", 0), ((5,), "float32", 0)),
@@ -48,10 +48,12 @@ def test_shapes_make_the_kind_of_task(tmp_path):
             ((2,), "float32", 0),
             ((), "int64", 2),
         ),
-    ):
-        manifest = task(source, **changes)[0].manifest
-        found = [(spec.shape, spec.dtype, spec.limit) for spec in (manifest.input, manifest.label)]
-        assert (manifest.kind, *found) == (kind, sample, label)
+    ],
+)
+def test_shapes_make_the_kind_of_task(tmp_path, changes, kind, sample, label):
+    made = task(layout(tmp_path / "a.npz"), **changes)[0].manifest
+    found = [(spec.shape, spec.dtype, spec.limit) for spec in (made.input, made.label)]
+    assert (made.kind, *found) == (kind, sample, label)
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,11 @@ def batch():
 
 
 def test_vector_is_in_order_of_the_layout(model):
-    """A vector has the parameters in the order of the layout."""
+    """A copy of the parameters in the order of the layout."""
     theta = flatten(model, LAYOUT)
     assert theta.dtype == torch.float32
     assert theta.tolist() == [2.0, *model.fc.bias.tolist(), *model.fc.weight.flatten().tolist()]
     assert not theta.requires_grad
-
-
-def test_the_vector_is_a_copy(model):
-    theta = flatten(model, LAYOUT)
     theta += 1.0
     assert model.scale.item() == 2.0
 
@@ -72,26 +68,15 @@ def test_flat_model_computes_the_same(model, batch):
 
 
 def test_modules_own_values_play_no_part(model, batch):
-    """The modules own values play no part and do not change."""
-    flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
-    theta = torch.zeros(16)
-    assert flat.outputs(theta, batch[0]).tolist() == [[0.0] * 3] * 5
-    assert model.scale.item() == 2.0
-    assert model.scale.grad is None
-
-
-def test_no_label_counts_unasked(model, batch):
-    """A regression has no labels that a class could equal."""
+    """They do not change either. A regression has no labels that a class could equal."""
     flat = FlatModel(model, cross_entropy, LAYOUT, counts=False)
+    assert flat.outputs(torch.zeros(16), batch[0]).tolist() == [[0.0] * 3] * 5
+    assert (model.scale.item(), model.scale.grad) == (2.0, None)
     _, correct, _, _ = flat.everything(flatten(model, LAYOUT), *batch)
     assert (int(correct), correct.dtype) == (0, torch.int64)
-
-
-@pytest.mark.parametrize("length", [15, 17])
-def test_vector_of_another_length_is_refused(model, batch, length):
-    flat = FlatModel(model, cross_entropy, LAYOUT, counts=True)
-    with pytest.raises(RuntimeError, match="split"):
-        flat.outputs(torch.zeros(length), batch[0])
+    for length in (15, 17):
+        with pytest.raises(RuntimeError, match="split"):
+            flat.outputs(torch.zeros(length), batch[0])
 
 
 def test_shared_layers_keep_their_parameters(batch):

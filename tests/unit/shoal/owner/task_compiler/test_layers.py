@@ -62,8 +62,10 @@ def test_unsupported_layer_is_named(layer, message, hint):
     ],
 )
 def test_stateless_layer_is_not_refused(layer):
-    """A frozen or stateless layer is not refused."""
+    """A frozen or stateless layer is not refused; one inside another is found by its whole name."""
     refuse_stateful(around(layer))
+    with pytest.raises(TaskError, match=r"layer 'block\.1' \(Dropout\)"):
+        refuse_stateful(nn.ModuleDict({"first": layer, "block": around(nn.Dropout(0.5))}))
 
 
 def test_untrained_statistics_are_named():
@@ -75,39 +77,32 @@ def test_untrained_statistics_are_named():
     assert note.startswith("layer '0.1' (BatchNorm1d) and 1 more: frozen with mean 0 and variance 1")
 
 
-def test_inner_layer_has_its_whole_name():
-    """A layer inside another is found by its whole name."""
-    with pytest.raises(TaskError, match=r"layer 'block\.1' \(Dropout\)"):
-        refuse_stateful(nn.ModuleDict({"block": around(nn.Dropout(0.5))}))
-
-
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("model", "message"),
     [
-        (lambda x: functional.dropout(x, 0.5), r"layer 'model' draws random numbers"),
-        (lambda x: x + torch.rand_like(x), r"layer 'model' draws random numbers \(rand_like\)"),
-        (lambda x: x + torch.randn(3), r"layer 'model' draws random numbers \(randn\)"),
-        (lambda x: torch.bernoulli(x.sigmoid()), r"draws random numbers \(bernoulli\)"),
+        (Lambda(lambda x: functional.dropout(x, 0.5)), r"layer 'model' draws random numbers"),
+        (Lambda(lambda x: x + torch.rand_like(x)), r"layer 'model' draws random numbers \(rand_like\)"),
+        (Lambda(lambda x: x + torch.randn(3)), r"layer 'model' draws random numbers \(randn\)"),
+        (Lambda(lambda x: torch.bernoulli(x.sigmoid())), r"draws random numbers \(bernoulli\)"),
+        (
+            nn.Sequential(Lambda(lambda x: x), nn.Linear(3, 4), Lambda(lambda x: x + torch.rand_like(x))),
+            r"layer '2 \(Lambda\)' draws random numbers",
+        ),
     ],
+    ids=["dropout", "rand_like", "randn", "bernoulli", "an inner layer"],
 )
-def test_random_numbers_are_found(function, message):
-    """Random numbers in the forward pass are found."""
+def test_random_numbers_are_found(model, message):
+    """Random numbers in the forward pass are found, and blamed on the innermost layer."""
     with refused(TaskError, message, hint="self.training"):
-        refuse_random(Lambda(function), X)
-
-
-def test_inner_layer_is_blamed():
-    """Random numbers of an inner layer are blamed on it."""
-    model = nn.Sequential(Lambda(lambda x: x), nn.Linear(3, 4), Lambda(lambda x: x + torch.rand_like(x)))
-    with pytest.raises(TaskError, match=r"layer '2 \(Lambda\)' draws random numbers"):
         refuse_random(model, X)
 
 
 def test_model_keeps_no_hooks():
-    """A model without random numbers is not refused and keeps no hooks."""
+    """A model without random numbers is not refused and keeps no hooks; without a table x has no bound and it is not run."""
     model = Lambda(lambda x: functional.dropout(x, 0.5, training=False))
     refuse_random(model, X)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks] == []
+    assert embedding_limit(Lambda(lambda _x: pytest.fail("was run")), X) == 0
 
 
 class Tables(nn.Module):
@@ -122,72 +117,51 @@ class Tables(nn.Module):
 
 
 def test_smallest_table_bounds_x():
-    """The smallest table that reads x bounds it."""
+    """The smallest table that reads x bounds it; neither that nor a failure leaves hooks."""
     model = Tables()
     assert embedding_limit(model, torch.tensor([[0, 6]])) == 7
-    assert not any(m._forward_pre_hooks for m in model.modules())
-
-
-def test_without_a_table_nothing_is_run():
-    """Without a table x has no bound and the model is not run."""
-    assert embedding_limit(Lambda(lambda _x: pytest.fail("was run")), X) == 0
-
-
-def test_a_failure_leaves_no_hooks():
-    model = Tables()
     with pytest.raises(IndexError):
         embedding_limit(model, torch.tensor([[8]]))
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert [m for m in model.modules() if m._forward_pre_hooks] == []
 
 
 POOL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten())
 IMAGE = torch.zeros(1, 1, 9, 9)
 
 
-@pytest.mark.parametrize("text", ["no aten.adaptive_max_pool2d_backward.default", "aten::adaptive_max_pool2d"])
-def test_layer_of_the_operator_is_blamed(text):
-    """The layer that uses the operator of the message is blamed."""
-    error = blame(POOL, IMAGE, RuntimeError(text))
-    assert str(error).startswith("layer '1 (AdaptiveMaxPool2d)' can't be compiled: no ONNX form of adaptive_max_pool2d")
-    assert "replace that layer" in error.hint
-
-
-def test_operator_may_be_named_by_the_cause():
-    error = RuntimeError("export failed")
-    error.__cause__ = ValueError("aten.adaptive_max_pool2d.default has no decomposition")
-    assert "AdaptiveMaxPool2d" in str(blame(POOL, IMAGE, error))
-
-
-def test_unused_operator_names_itself():
-    """An operator that no layer uses is named itself."""
-    assert (
-        str(blame(POOL, IMAGE, RuntimeError("aten.fft_fft"))) == "the model can't be compiled: no ONNX form of fft_fft"
-    )
-
-
-def test_first_line_without_an_operator():
-    """Without an operator the first line of the message is given."""
-    error = blame(POOL, IMAGE, RuntimeError("\n" + "too deep " * 100 + "\nsecond line"))
-    assert str(error).startswith("the model can't be compiled: too deep too deep")
-    assert "second line" not in str(error)
-    assert len(str(error)) < 350
+POOLED = "layer '1 (AdaptiveMaxPool2d)' can't be compiled: no ONNX form of adaptive_max_pool2d"
+CAUSED = RuntimeError("export failed")
+CAUSED.__cause__ = ValueError("aten.adaptive_max_pool2d.default has no decomposition")
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"),
+    ("error", "text", "hint"),
     [
-        ("Constraints violated (B)! For more", "x.shape[0]"),
-        ("Could not guard on data-dependent expression", "torch.where"),
+        (RuntimeError("no aten.adaptive_max_pool2d_backward.default"), POOLED, "replace that layer"),
+        (RuntimeError("aten::adaptive_max_pool2d"), POOLED, "replace that layer"),
+        (CAUSED, POOLED, "replace that layer"),
+        (RuntimeError("aten.fft_fft"), "the model can't be compiled: no ONNX form of fft_fft", ""),
+        (RuntimeError("Constraints violated (B)! For more"), "", "x.shape[0]"),
+        (RuntimeError("Could not guard on data-dependent expression"), "", "torch.where"),
+        (AssertionError(), "the model can't be compiled: AssertionError", ""),
+        (
+            RuntimeError("\n" + "too deep " * 100 + "\nsecond line"),
+            "the model can't be compiled: too deep too deep",
+            "",
+        ),
+    ],
+    ids=[
+        *("backward", "forward", "by its cause", "of no layer", "a fixed batch", "a choice by the values of x"),
+        *("without a text", "only its first line"),
     ],
 )
-def test_causes_without_an_operator(text, hint):
-    """A fixed batch, and a choice by the values of x."""
-    assert hint in blame(POOL, IMAGE, RuntimeError(text)).hint
-
-
-def test_textless_error_has_its_class():
-    """As an assertion inside torch's exporter raises it."""
-    assert str(blame(POOL, IMAGE, AssertionError())) == "the model can't be compiled: AssertionError"
+def test_layer_of_the_operator_is_blamed(error, text, hint):
+    """The layer that uses the operator of the message, or of its cause, is blamed."""
+    found = blame(POOL, IMAGE, error)
+    assert str(found).startswith(text)
+    assert hint in found.hint
+    assert "second line" not in str(found)
+    assert len(str(found)) < 350
 
 
 @pytest.mark.parametrize(

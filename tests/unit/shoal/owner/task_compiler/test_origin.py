@@ -19,27 +19,21 @@ from tests.helpers.tasks import manifest
 pytestmark = pytest.mark.torch
 
 SIZES = {"inputs": 9, "hidden": 50, "classes": 4}
+SPEC = TensorSpec((4,), "float32")
 
 
 def test_shape_dtype_and_independence():
+    """A seed repeats, and no seed does not: the 32 bits that torch's generator takes must not be enough to repeat an origin."""
     origins = make_origins("mlp", 3, 7, **SIZES)
     assert origins.shape == (3, 9 * 50 + 50 + 50 * 4 + 4)
     assert origins.dtype == np.float32
     assert abs(np.corrcoef(origins)[0, 1]) < 0.2
-
-
-def test_a_seed_repeats_and_no_seed_does_not():
-    np.testing.assert_array_equal(make_origins("mlp", 2, 7, **SIZES), make_origins("mlp", 2, 7, **SIZES))
-    assert not np.array_equal(make_origins("mlp", 1, None, **SIZES), make_origins("mlp", 1, None, **SIZES))
-    assert not np.array_equal(make_origins("mlp", 1, 7, **SIZES), make_origins("mlp", 1, 8, **SIZES))
-
-
-def test_torchs_seed_alone_decides_nothing():
-    """The 32 bits that torch's generator takes must not be enough to repeat an origin."""
-    torch.manual_seed(0)
-    one = make_origins("logistic", 1, None, inputs=4, classes=3)
-    torch.manual_seed(0)
-    assert not np.array_equal(one, make_origins("logistic", 1, None, inputs=4, classes=3))
+    np.testing.assert_array_equal(make_origins("mlp", 2, 7, **SIZES), origins[:2])
+    drawn = [make_origins("mlp", 1, 8, **SIZES)]
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(make_origins("mlp", 1, None, **SIZES))
+    assert len({each.tobytes() for each in (*drawn, origins[:1])}) == 4
 
 
 def test_torchs_random_state_is_left_alone():
@@ -67,26 +61,16 @@ def test_embeddings_have_torchs_normal_range():
 
 
 def test_order_is_the_bundles():
-    """With a shared readout the same draws stand in another order."""
+    """With a shared readout the same draws stand in another order; private ones are left out, other models refused."""
     model = build("logistic", inputs=4, classes=3).model
-    task = manifest(4, 3, parameters=layout(model, ["fc.bias"]), input=TensorSpec((4,), "float32"))
-    plain = make_origins("logistic", 1, 3, inputs=4, classes=3)[0]
-    ordered = make_origins("logistic", 1, 3, manifest=task, inputs=4, classes=3)[0]
-    np.testing.assert_array_equal(ordered, np.concatenate([plain[12:], plain[:12]]))
-
-
-def test_private_parameters_are_left_out():
-    model = build("logistic", inputs=4, classes=3).model
-    task = manifest(4, 3, parameters=layout(model, private=["fc.weight"]), input=TensorSpec((4,), "float32"))
+    made = lambda parameters: make_origins(  # noqa: E731
+        "logistic", 2, 3, manifest=manifest(4, 3, parameters=parameters, input=SPEC), inputs=4, classes=3
+    )
     plain = make_origins("logistic", 2, 3, inputs=4, classes=3)
-    np.testing.assert_array_equal(make_origins("logistic", 2, 3, manifest=task, inputs=4, classes=3), plain[:, 12:])
-
-
-def test_other_architecture_is_refused():
-    """Another architecture than the task is refused."""
-    task = manifest(4, 3, parameters=layout(build("logistic", inputs=5, classes=3).model))
+    np.testing.assert_array_equal(made(layout(model, ["fc.bias"])), np.roll(plain, 3, axis=1))
+    np.testing.assert_array_equal(made(layout(model, private=["fc.weight"])), plain[:, 12:])
     with pytest.raises(TaskError, match="not the compiled task's"):
-        make_origins("logistic", 1, 0, manifest=task, inputs=4, classes=3)
+        made(layout(build("logistic", inputs=5, classes=3).model))
 
 
 def test_files_and_functions_are_sources(tmp_path):

@@ -118,18 +118,14 @@ class AtKinks(FlatModel):
         return loss, correct, gradient, outputs
 
 
-@pytest.mark.parametrize("bad", [{0}, {1, 2, 3}, {0, 1, 2, 3, 4, 5, 8, 9}])
-def test_draws_at_torchs_kinks_say_nothing(theta, bad):
+@pytest.mark.parametrize(
+    ("bad", "draws"), [({0}, 7), ({1, 2, 3}, 9), ({0, 1, 2, 3, 4, 5, 8, 9}, 14), (range(4, 20), 12)]
+)
+def test_draws_at_torchs_kinks_say_nothing(theta, bad, draws):
+    """A large batch may have kinks in each draw."""
     model = AtKinks(bad)
     check(BUNDLE, model, theta, example, FULL_BATCH)
-    assert model.draws == 6 + len(bad)
-
-
-def test_large_batch_may_have_kinks(theta):
-    """A large batch may have kinks in each draw."""
-    model = AtKinks(range(4, 20))
-    check(BUNDLE, model, theta, example, FULL_BATCH)
-    assert model.draws == 4 + 8
+    assert model.draws == draws
 
 
 def test_a_single_sample_may_not(theta):
@@ -199,6 +195,7 @@ def test_loss_that_is_a_sum_is_refused(theta):
 
 
 def test_mean_weighted_by_labels_is_accepted():
+    """A loss of the batch's statistics is not."""
     weights = torch.tensor([1.0, 5.0, 20.0])
     layers, samples = nn.Linear(4, 3), lambda n: (torch.randn(n, 4), torch.randint(0, 3, (n,)))
     loss = nn.CrossEntropyLoss(weight=weights)
@@ -208,13 +205,8 @@ def test_mean_weighted_by_labels_is_accepted():
     found, _ = OrtModel(bundle).grad(theta.numpy(), x.numpy(), y.numpy())
     assert found == pytest.approx(loss(layers(x), y).item(), rel=1e-5)
 
-
-def test_loss_of_batch_statistics_is_refused():
-    """A loss of the batchs statistics is refused."""
-
     def spread(outputs, y):
         return functional.cross_entropy(outputs - outputs.mean(0), y)
 
-    samples = lambda n: (torch.randn(n, 4), torch.randint(0, 3, (n,)))  # noqa: E731
     with pytest.raises(TaskError, match="not a mean over samples"):
         compile_task(nn.Linear(4, 3), spread, samples, name="t", kind="classification")

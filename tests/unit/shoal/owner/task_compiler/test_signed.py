@@ -17,10 +17,8 @@ def folder(tmp_path, logistic):
 
 
 def test_a_task_comes_back(folder, logistic):
+    """To its owner."""
     assert read_signed(folder, OWNER) == (logistic(4, 3), SOURCE)
-
-
-def test_a_task_of_another_owner_is_refused(folder):
     with pytest.raises(UntrustedError, match="not the one that this owner signed"):
         read_signed(folder, Identity.generate("owner"))
 
