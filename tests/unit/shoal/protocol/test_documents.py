@@ -7,6 +7,7 @@ import pytest
 
 from shoal import limits
 from shoal.errors import WireError
+from shoal.limits import MAX_LABELS_CHARS
 from shoal.protocol.codec import decode, encode
 from shoal.protocol.documents import (
     AggregatorGrant,
@@ -15,7 +16,9 @@ from shoal.protocol.documents import (
     Roster,
     RosterChange,
     SegmentSpec,
+    read_labels,
     require_name,
+    write_labels,
 )
 from shoal.types import Segment
 from tests.helpers.plans import run_plan
@@ -66,20 +69,17 @@ def test_invalid_received_name_is_wire_error(name):
         Member(name, *KEYS)
     with pytest.raises(WireError, match=r"fleet name .* is not a valid name"):
         require_name(name, "fleet name")
-
-
-def test_the_longest_name_is_valid():
     assert len(Member("a" * limits.MAX_NAME_CHARS, *KEYS).name) == limits.MAX_NAME_CHARS
 
 
 def test_roster_finds_unrevoked_devices():
-    """A roster finds a device unless it is revoked."""
+    """A roster may have its newest keys and a change may only name it."""
     r = roster(revoked=("b",))
     assert r.device("a").name == "a"
-    assert r.device("b") is None
-    assert r.device("x") is None
-    assert r.active() == ("a", "c")
-    assert r.active_count == 2
+    assert (r.device("b"), r.device("x")) == (None, None)
+    assert (r.active(), r.active_count) == (("a", "c"), 2)
+    assert dataclasses.replace(roster(), keys_since=4).keys_since == 4
+    assert change(after=4, places=(), members=()).sequence == 4
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,6 @@ def test_impossible_roster_is_refused(make, message):
     """An impossible roster or change is refused."""
     with pytest.raises(WireError, match=message):
         make()
-
-
-def test_roster_has_keys_a_change_names_them():
-    """A roster may have its newest keys and a change may only name it."""
-    assert dataclasses.replace(roster(), keys_since=4).keys_since == 4
-    assert change(after=4, places=(), members=()).sequence == 4
 
 
 def test_roster_has_a_place_for_each_device(monkeypatch):
@@ -144,14 +138,9 @@ def test_rule_breaking_plan_is_refused():
 
 
 def test_grant_has_no_version_secret():
-    """The aggregators grant has no field for a key versions secret."""
-    only_devices = {f.name for f in dataclasses.fields(DeviceGrant)} - {
-        f.name for f in dataclasses.fields(AggregatorGrant)
-    }
-    assert only_devices == {"version_secret", "next_run", "receiving"}
-
-
-def test_grants_do_not_show_their_secrets():
+    """The aggregator's grant has no field for a key version's secret; a device's does not show its secrets."""
+    fields = [{f.name for f in dataclasses.fields(kind)} for kind in (DeviceGrant, AggregatorGrant)]
+    assert fields[0] - fields[1] == {"version_secret", "next_run", "receiving"}
     grant = DeviceGrant(
         fleet="demo",
         owner_key=bytes(32),
@@ -162,8 +151,8 @@ def test_grants_do_not_show_their_secrets():
         broadcast_key=b"B" * 32,
         version_secret=b"V" * 32,
     )
-    for secret in ("BBBB", "VVVV", "secret=", "broadcast_key="):
-        assert secret not in repr(grant)
+    shown = repr(grant)
+    assert [secret for secret in ("BBBB", "VVVV", "secret=", "broadcast_key=") if secret in shown] == []
 
 
 def test_plan_finds_its_segments():
@@ -173,3 +162,62 @@ def test_plan_finds_its_segments():
     assert (plan.length, plan.mask_segments) == (6, (Segment("shared", 4), Segment("cluster", 2)))
     with pytest.raises(WireError, match="no segment 'shared'"):
         run_plan().span("shared")
+
+
+# -- Labels in a roster: what they may be, whom a run for a label counts, and what a damaged text gives --
+
+
+def labelled(labels, revoked=()):
+    return dataclasses.replace(roster(revoked=revoked), labels=labels)
+
+
+def test_labels_are_read_as_they_are_written():
+    found = {"site": "berlin", "line": "3", "name": "Gate 7"}
+    assert write_labels(found) == "line=3,name=Gate 7,site=berlin"
+    assert read_labels(write_labels(found)) == found
+    assert read_labels("") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "site",
+        "site=",
+        "=x",
+        "Site=x",
+        "site=a,line=3",
+        "line=3,line=4",
+        "line=3,",
+        "site=münchen",
+        "name=a\x1b[31m",
+        "name=a\n",
+        "name=a  b",
+        "name= a",
+        "name=\u202eb",
+        "a=" + "x" * (MAX_LABELS_CHARS - 1),
+    ],
+)
+def test_no_confusing_text_is_a_label(text):
+    """Control characters, look-alikes, spaces at the ends, a key twice, another order, and too long a text."""
+    with pytest.raises(WireError, match="labels"):
+        read_labels(text)
+    with pytest.raises(WireError):
+        labelled((text,))
+
+
+@pytest.mark.parametrize("labels", [("",), ("a=b", ""), ("a=b",) * 4])
+def test_roster_has_one_form_of_labels(labels):
+    """Else the aggregator could not make the signed bytes again from a change."""
+    with pytest.raises(WireError, match="labels of"):
+        labelled(labels)
+
+
+def test_a_run_counts_devices_with_its_label():
+    """A part of a value is no label, and a revoked device stays out."""
+    found = labelled(("line=3,site=berlin", "site=berlin2", "site=berlin"), revoked=("c",))
+    assert found.only("") is found
+    assert found.only("site=berlin").active() == ("a",)
+    assert found.only("line=3").active() == ("a",)
+    assert found.only("site=ber").active() == found.only("berlin").active() == ()
+    assert (found.only("site=berlin").active_count, found.only("site=berlin").device("b")) == (1, None)
+    assert decode(encode(found), Roster) == found

@@ -7,8 +7,15 @@ from shoal.protocol.recipe import DEFAULTS, LocalTraining, Recipe, Setting, as_s
 
 
 def test_defaults():
+    """A field has a knob or its own type. Whole numbers become floats: equal recipes have one encoding."""
     assert (DEFAULTS.algorithm, DEFAULTS.min_contributors, DEFAULTS.mode) == ("cfl", 3, "rotation")
     assert (DEFAULTS.weighting, DEFAULTS.weight_cap, DEFAULTS.robust) == ("samples", 3.0, "filter")
+    own = {"algorithm", "settings", "local", "pretrain"}
+    assert {field.name for field in dataclasses.fields(Recipe)} == own | knobs(Recipe).keys()
+    made = Recipe("ifca", as_settings({"k": 2, "restarts": "3"}), quorum=1)
+    assert type(made.quorum) is float
+    assert made.settings == (Setting("k", "2"), Setting("restarts", "3"))
+    assert made.values == {"k": "2", "restarts": "3"}
 
 
 @pytest.mark.parametrize(
@@ -34,11 +41,6 @@ def test_ranges(name, right, wrong, words):
         assert isinstance(caught.value, WireError)
 
 
-def test_whole_numbers_become_floats():
-    """Equal recipes have one encoding."""
-    assert type(Recipe(quorum=1).quorum) is float
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("epochs", -1), ("steps", 1.5), ("batch_size", True), ("lr", 0), ("lr_decay", 2), ("momentum", 1), ("clip", -1)],
@@ -46,14 +48,3 @@ def test_whole_numbers_become_floats():
 def test_local_training(name, value):
     with pytest.raises(OutOfRangeError, match=f"^{name} is "):
         LocalTraining(**{name: value})
-
-
-def test_settings():
-    made = Recipe("ifca", as_settings({"k": 2, "restarts": "3"}))
-    assert made.settings == (Setting("k", "2"), Setting("restarts", "3"))
-    assert made.values == {"k": "2", "restarts": "3"}
-
-
-def test_a_field_has_a_knob_or_its_own_type():
-    own = {"algorithm", "settings", "local", "pretrain"}
-    assert {field.name for field in dataclasses.fields(Recipe)} == own | knobs(Recipe).keys()

@@ -40,6 +40,9 @@ def test_names_of_states():
     assert recipe(1, 7, (0, 6)).state == StateId(1, 7)
     assert recipe(1, 7, (0, 6)).terms[0].state == StateId(0, 6) == HeldState(0, 6, DIGEST).state
     assert sorted([StateId(1, 2), StateId(0, 9), StateId(1, 1)]) == [StateId(0, 9), StateId(1, 1), StateId(1, 2)]
+    assert len(recipe(0, 4, *[(0, 3)] * MAX_TERMS).terms) == MAX_TERMS
+    weights = (0.0, 1e-12, -1e6)
+    assert tuple(StateRecipe(0, 1, (Term(0, 0, weight),), weight).mean for weight in weights) == weights
 
 
 @pytest.mark.parametrize("weight", [2e6, -2e6, 1e-13, 1e-300])
@@ -51,46 +54,38 @@ def test_weights_float32_loses_are_refused(weight):
         StateRecipe(0, 1, (Term(0, 0, 1.0),), weight)
 
 
-@pytest.mark.parametrize("weight", [0.0, 1e-12, -1e6])
-def test_weights_within_the_limits_pass(weight):
-    assert StateRecipe(0, 1, (Term(0, 0, weight),), weight).mean == weight
-
-
-def test_recipe_names_few_earlier_states():
-    """A recipe names earlier states only and not too many."""
-    with pytest.raises(WireError, match="of that round or later"):
-        recipe(0, 4, (0, 4))
-    with pytest.raises(WireError, match="a recipe of 0 states"):
-        recipe(0, 4)
-    assert len(recipe(0, 4, *[(0, 3)] * MAX_TERMS).terms) == MAX_TERMS
-    with pytest.raises(WireError, match="a recipe of"):
-        recipe(0, 4, *[(0, 3)] * (MAX_TERMS + 1))
-
-
-def test_step_holds_one_recipe_a_model():
-    """A step holds one recipe a model and no later state."""
-    with pytest.raises(WireError, match="another round"):
-        Step(7, (recipe(0, 6, (0, 5)),), ())
-    with pytest.raises(WireError, match="ascending"):
-        Step(7, (recipe(0, 7, (0, 5)), recipe(0, 7, (0, 6))), ())
-    with pytest.raises(WireError, match="ascending"):
-        Step(7, (), (StateId(1, 7), StateId(0, 7)))
-    with pytest.raises(WireError, match="later state"):
-        Step(7, (), (StateId(1, 8),))
-    with pytest.raises(WireError, match="recipes"):
-        Step(7, tuple(recipe(m, 7, (0, 6)) for m in range(MAX_TERMS + 1)), ())
-    with pytest.raises(WireError, match="open states are over"):
-        Step(9, (), tuple(StateId(m // 3, m % 3) for m in range(MAX_OPEN_STATES + 1)))
-
-
-def test_a_statement_names_each_state_once():
-    """A device can't sign two digests of one state in one statement."""
-    with pytest.raises(WireError, match="ascending"):
-        Statement(FLEET, RUN_ID, 7, "dev-1", (HeldState(0, 6, DIGEST), HeldState(0, 6, b"x" * 32)))
-    with pytest.raises(WireError, match="device name"):
-        Statement(FLEET, RUN_ID, 7, "Dev 1", ())
-    with pytest.raises(WireError, match="fleet name"):
-        Statement("../x", RUN_ID, 7, "dev-1", ())
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: recipe(0, 4, (0, 4)), "of that round or later"),
+        (lambda: recipe(0, 4), "a recipe of 0 states"),
+        (lambda: recipe(0, 4, *[(0, 3)] * (MAX_TERMS + 1)), "a recipe of"),
+        (lambda: Step(7, (recipe(0, 6, (0, 5)),), ()), "another round"),
+        (lambda: Step(7, (recipe(0, 7, (0, 5)), recipe(0, 7, (0, 6))), ()), "ascending"),
+        (lambda: Step(7, (), (StateId(1, 7), StateId(0, 7))), "ascending"),
+        (lambda: Step(7, (), (StateId(1, 8),)), "later state"),
+        (lambda: Step(7, tuple(recipe(m, 7, (0, 6)) for m in range(MAX_TERMS + 1)), ()), "recipes"),
+        (
+            lambda: Step(9, (), tuple(StateId(m // 3, m % 3) for m in range(MAX_OPEN_STATES + 1))),
+            "open states are over",
+        ),
+        (
+            lambda: Statement(FLEET, RUN_ID, 7, "dev-1", (HeldState(0, 6, DIGEST), HeldState(0, 6, b"x" * 32))),
+            "ascending",
+        ),
+        (lambda: Statement(FLEET, RUN_ID, 7, "Dev 1", ()), "device name"),
+        (lambda: Statement("../x", RUN_ID, 7, "dev-1", ()), "fleet name"),
+    ],
+    ids=[
+        *("a later state in a recipe", "an empty recipe", "a long recipe", "a recipe of another round"),
+        *("two recipes of a model", "open states in disorder", "a later open state", "too many recipes"),
+        *("too many open states", "two digests of one state", "device name", "fleet name"),
+    ],
+)
+def test_impossible_step_is_refused(make, message):
+    """A step holds one recipe a model; a device can't sign two digests of one state in one statement."""
+    with pytest.raises(WireError, match=message):
+        make()
 
 
 def test_too_long_is_refused_undecoded(monkeypatch):

@@ -28,7 +28,7 @@ BOUNDED = DataDeclaration(
 
 
 def test_manifest_carries_it_exactly():
-    """A manifest carries it exactly and tasks without one are as before."""
+    """A bundle with a declaration is another task; tasks without one are as before. Classes have the numbers of their places."""
     declared = manifest(data=BOUNDED)
     text = declared.to_toml()
     assert '[data]\nfeatures = ["a", "b", "c", "the \\"d\\", µ"]\nlow = [0.0, -1.0, 0.0, 0.0]' in text
@@ -36,18 +36,9 @@ def test_manifest_carries_it_exactly():
     assert (again, again.to_toml()) == (declared, text)
     assert "[data]" not in manifest().to_toml()
     assert TaskManifest.from_toml(manifest().to_toml().encode()).data == NO_DECLARATION
-
-
-def test_declaration_makes_another_task():
-    """A bundle with a declaration is another task."""
-    plain = logistic_bundle()
-    declared = dataclasses.replace(plain, manifest=dataclasses.replace(plain.manifest, data=BOUNDED))
-    assert declared.digest != plain.digest
-    assert type(plain).from_bytes(declared.to_bytes()) == declared
-
-
-def test_classes_are_numbered_by_place():
-    """Classes have the numbers of their places."""
+    plain, bundle = logistic_bundle(), logistic_bundle(data=BOUNDED)
+    assert bundle.digest != plain.digest
+    assert type(plain).from_bytes(bundle.to_bytes()) == bundle
     assert [BOUNDED.class_of(name) for name in ("no", "yes", "never")] == [0, 2, None]
     assert (bool(BOUNDED.low), NO_DECLARATION.low) == (True, ())
 
@@ -183,18 +174,13 @@ def test_what_is_no_time_is_refused(cell):
 
 
 def test_features_are_those_of_its_columns():
-    """A declarations features are those of its columns."""
+    """And a manifest keeps them."""
     names = features_of(SOURCES)
     data = DataDeclaration(features=names, sources=SOURCES)
     assert (data.columns, len(names)) == (SOURCES, 13)
+    assert TaskManifest.from_toml(manifest(13, 2, data=data).to_toml().encode()).data == data
     assert DataDeclaration(features=("a", "b")).columns == (("a",), ("b",))
     with pytest.raises(TaskError, match="not those of the declared columns"):
         DataDeclaration(features=names[1:], sources=SOURCES)
     with pytest.raises(TaskError, match="a feature and the label"):
         DataDeclaration(features=names, sources=SOURCES, label="state")
-
-
-def test_a_manifest_keeps_them():
-    data = DataDeclaration(features=features_of(SOURCES), sources=SOURCES)
-    found = manifest(13, 2, data=data)
-    assert TaskManifest.from_toml(found.to_toml().encode()).data == data

@@ -13,11 +13,12 @@ TEXT = manifest().to_toml()
 
 
 def test_round_trip_is_exact():
-    hyper = LocalTraining(3, 7, 32, 1e-5, 0.9, 0.99, 5.0, 1 / 3)
-    original = manifest(hyper=hyper, segment="shared")
+    """Integer rates become floats so that equal settings have one text."""
+    original = manifest(hyper=LocalTraining(3, 7, 32, 1e-5, 0.9, 0.99, 5.0, 1 / 3), segment="shared")
     again = TaskManifest.from_toml(original.to_toml().encode())
-    assert again == original
-    assert again.to_toml() == original.to_toml()
+    assert (again, again.to_toml()) == (original, original.to_toml())
+    assert LocalTraining(lr=1) == LocalTraining(lr=1.0)
+    assert repr(LocalTraining(lr=1).lr) == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -62,35 +63,25 @@ def test_text_oversize_and_nesting_refused():
             TaskManifest.from_toml(data)
 
 
-def test_shared_after_cluster_is_refused():
-    order = (Parameter("a", (2,), "cluster"), Parameter("b", (2,), "shared"))
-    with pytest.raises(TaskError, match="order of their segments"):
-        manifest(parameters=order)
-
-
-def test_no_parameter_is_refused():
-    with pytest.raises(TaskError, match="1 to 4096"):
-        manifest(parameters=())
-
-
-def test_total_length_is_bounded():
-    big = tuple(Parameter(f"p{i}", (1 << 27,), "cluster") for i in range(3))
-    with pytest.raises(TaskError, match="coordinates"):
-        manifest(parameters=big)
-
-
-def test_label_contract_follows_the_kind():
-    with pytest.raises(TaskError, match="regression task needs float32"):
-        manifest(kind="regression")
-    with pytest.raises(TaskError, match="rank 1"):
-        manifest(kind="sequence")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"parameters": (Parameter("a", (2,), "cluster"), Parameter("b", (2,), "shared"))},
+            "order of their segments",
+        ),
+        ({"parameters": ()}, "1 to 4096"),
+        ({"parameters": tuple(Parameter(f"p{i}", (1 << 27,), "cluster") for i in range(3))}, "coordinates"),
+        ({"kind": "regression"}, "regression task needs float32"),
+        ({"kind": "sequence"}, "rank 1"),
+    ],
+    ids=["shared after cluster", "no parameter", "too many", "a regression's label", "a sequence's label"],
+)
+def test_senseless_manifest_is_refused(changes, message):
+    """The label's contract follows the kind."""
+    with pytest.raises(TaskError, match=message):
+        manifest(**changes)
     assert manifest(kind="regression", label=TensorSpec((), "float32")).label.limit == 0
-
-
-def test_integer_rates_become_floats():
-    """Integer rates become floats so that equal settings have one text."""
-    assert LocalTraining(lr=1) == LocalTraining(lr=1.0)
-    assert repr(LocalTraining(lr=1).lr) == "1.0"
 
 
 def test_private_parameters_come_last():

@@ -16,14 +16,10 @@ from shoal.protocol.precision.blocks import LEAST, MOST, WINDOW, checked, flushe
 
 
 def test_each_block_has_its_own_scale():
-    """A coordinate is off by less than the scale of its block, however large other blocks are."""
+    """A coordinate is off by less than the scale of its block, however large other blocks are; the largest are exact."""
     vector = np.concatenate([np.full(256, 1000.0), np.linspace(-1e-3, 1e-3, 256)]).astype(np.float32)
     found = blocks.decode(memoryview(blocks.encode(vector, b"s")), 512)
     assert np.abs(found - vector)[256:].max() <= 1e-3 / 127 * 1.001
-
-
-def test_largest_of_a_block_are_exact():
-    """The largest coordinates of a block are exact multiples."""
     vector = np.array([127.0, -127.0, 63.0, 0.0], np.float32)
     assert blocks.decode(memoryview(blocks.encode(vector, b"s")), 4).tolist() == [127, -127, 63, 0]
 
@@ -37,16 +33,10 @@ def test_rounding_is_random_and_unbiased():
 
 
 def test_scales_in_range_pass():
+    """Small ones become zero, large ones are refused on both sides."""
     scales = np.array([0, LEAST, 1, MOST], np.float32)
     assert checked(scales).tolist() == flushed(scales).tolist() == scales.tolist()
-
-
-def test_small_scales_become_zero():
     assert flushed(np.array([LEAST / 2, 1e-45], np.float32)).tolist() == [0, 0]
-
-
-def test_large_scales_are_refused_twice():
-    """Large scales are refused on both sides."""
     large = np.array([MOST * 2], np.float32)
     with pytest.raises(IntegrityError):
         flushed(large)
