@@ -79,16 +79,22 @@ def call(tmp_path):
     return Person(tmp_path)
 
 
+def founded(home, broker, *names):
+    """Make a fleet as the programs make it, with an aggregator and devices that have joined; return the owner's directory."""
+    owner = FleetDirectory.create(home / "owner", "reef", broker)
+    grant = owner.add_aggregator(aggregator_membership.init(home / "server").read_bytes())
+    aggregator_membership.join(home / "server", grant.read_bytes(), owner.fingerprint)
+    for name in names:
+        grant = owner.add_device(enrolment.init(home / name, name).read_bytes())
+        enrolment.join(home / name, grant.read_bytes(), owner.fingerprint)
+    write_private(home / "server" / ROSTER_FILE, owner.roster_bytes)
+    return owner
+
+
 @pytest.fixture
 def fleet(call):
-    """A fleet with an aggregator and one device that has joined, made as the programs make it; returns the fingerprint."""
-    owner = FleetDirectory.create(call.home / "owner", "reef", BROKER)
-    grant = owner.add_aggregator(aggregator_membership.init(call.home / "server").read_bytes())
-    aggregator_membership.join(call.home / "server", grant.read_bytes(), owner.fingerprint)
-    grant = owner.add_device(enrolment.init(call.home / "dev-1", "dev-1").read_bytes())
-    enrolment.join(call.home / "dev-1", grant.read_bytes(), owner.fingerprint)
-    write_private(call.home / "server" / ROSTER_FILE, owner.roster_bytes)
-    return owner.fingerprint
+    """A fleet with an aggregator and one device that has joined; returns the fingerprint."""
+    return founded(call.home, BROKER, "dev-1").fingerprint
 
 
 @pytest.fixture

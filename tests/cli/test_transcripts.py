@@ -22,16 +22,14 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from aggregator import membership as aggregator_membership
-from edge_client import membership as enrolment
 from shoal.owner.keys.directory import FleetDirectory
-from shoal.owner.keys.vault import ROSTER_FILE
 from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.documents import Schedule
 from shoal.protocol.recipe import LocalTraining, Recipe
 from shoal.transport.local_broker import find_mosquitto, start_broker
 from shoal.util.files import write_private
 from tests.cli.conftest import BROKER as DEAD_BROKER
+from tests.cli.conftest import founded
 from tests.helpers.places import WAIT_S, Place
 from tests.helpers.run_places import SLOWLY
 from tests.helpers.tasks import logistic_bundle, samples
@@ -482,18 +480,6 @@ def home(call):
     return call.home
 
 
-def made_fleet(home, broker):
-    """Make a fleet of two devices that have joined; return the owner's directory."""
-    owner = FleetDirectory.create(home / "owner", "reef", broker)
-    grant = owner.add_aggregator(aggregator_membership.init(home / "server").read_bytes())
-    aggregator_membership.join(home / "server", grant.read_bytes(), owner.fingerprint)
-    for name in ("dev-1", "dev-2"):
-        grant = owner.add_device(enrolment.init(home / name, name).read_bytes())
-        enrolment.join(home / name, grant.read_bytes(), owner.fingerprint)
-    write_private(home / "server" / ROSTER_FILE, owner.roster_bytes)
-    return owner
-
-
 def sign(owner, rounds, schedule=None):
     """Sign a run, or a standing order, and return its file."""
     bundle, local = logistic_bundle(), LocalTraining(epochs=1, batch_size=16, lr=0.2)
@@ -524,7 +510,7 @@ def test_a_task_is_compiled(call, home, fleet):
 @pytest.mark.broker
 @pytest.mark.process
 def test_runs_are_trained(call, home, broker):
-    owner = made_fleet(home, broker)
+    owner = founded(home, broker, "dev-1", "dev-2")
     write_private(home / "server/runs/000001.run", sign(owner, 3).read_bytes())
     sign(owner, 3)
     Story(call, broker=broker).tell(TRAINING)
@@ -534,7 +520,7 @@ def test_runs_are_trained(call, home, broker):
 @pytest.mark.broker
 @pytest.mark.process
 def test_a_run_is_driven(call, home, broker):
-    sign(made_fleet(home, broker), 50_000)
+    sign(founded(home, broker, "dev-1", "dev-2"), 50_000)
     place = Place(home, **SLOWLY)
     try:
         place.start("serving", "shoal-aggregator", "serve", "server")
@@ -550,7 +536,7 @@ def test_a_run_is_driven(call, home, broker):
 @pytest.mark.broker
 @pytest.mark.process
 def test_a_standing_order_is_driven(call, home, broker):
-    owner = made_fleet(home, broker)
+    owner = founded(home, broker, "dev-1", "dev-2")
     order = Schedule(order=bytes(16), count=3, interval_s=DAY_S, until_s=int(time.time()) + 30 * DAY_S)
     write_private(home / "server/runs/000001.run", sign(owner, 1, order).read_bytes())
     place = Place(home, **SLOWLY)

@@ -3,10 +3,8 @@
 import pytest
 
 from crypto.seal.identity import Identity
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
-from shoal.owner.keys.directory import FleetDirectory
 from shoal.transport.local_broker import find_mosquitto, start_broker
-from tests.helpers.receiving import device_card
+from tests.helpers.receiving import founded
 
 
 @pytest.fixture
@@ -25,8 +23,4 @@ def devices():
 
 @pytest.fixture
 def fleet(tmp_path, devices):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
-    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    for identity in devices.values():
-        made.add_device(device_card(identity))
-    return made
+    return founded(tmp_path / "owner", "mqtts://broker.example", *devices.values())

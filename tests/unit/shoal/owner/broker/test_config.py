@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from aggregator import membership as aggregators
 from aggregator.page.home_assistant import HomeAssistant, sensor_topics
 from crypto.seal.identity import Identity, sign_document
 from shoal import limits
 from shoal.address import BrokerAddress
 from shoal.errors import ConfigError, IntegrityError
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.broker.config import CA_FILE, CA_KEY_FILE, config, write_broker_config
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.broker_users import USERS_FILE
@@ -27,7 +25,7 @@ from shoal.transport import local_broker as broker
 from shoal.util.files import write_private
 from tests.helpers.parties import Line
 from tests.helpers.plans import run_plan
-from tests.helpers.receiving import device_card, opened
+from tests.helpers.receiving import device_card, founded, opened
 from tests.helpers.refusals import refused
 
 
@@ -73,11 +71,7 @@ def test_limits_follow_from_fleet_and_model():
 
 @pytest.fixture
 def owner(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://localhost")
-    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
-    for i in range(120):
-        made.add_device(device_card(Identity.generate(f"dev-{i}")))
-    return made
+    return founded(tmp_path / "owner", "mqtts://localhost", *(Identity.generate(f"dev-{i}") for i in range(120)))
 
 
 @pytest.mark.slow
@@ -106,8 +100,7 @@ def lines_of(text, user):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_home_assistant_gets_a_user_if_asked(tmp_path, dynamic):
     """Home assistant gets a user and the aggregator its sensors if asked."""
-    owner = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://localhost")
-    owner.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    owner = founded(tmp_path / "owner", "mqtt://localhost")
     made = write_broker_config(owner, tmp_path / "broker", dynamic=dynamic)
     assert "home" not in (tmp_path / "broker/shoal.acl").read_text()
     assert "home-assistant" not in made.users
@@ -198,8 +191,7 @@ def test_broker_configs_at_once_make_one_ca(fleet, tmp_path):
 def test_unfit_ca_is_refused(fleet, tmp_path, file, damage):
     """Otherwise it would make a server certificate that no device accepts."""
     write_broker_config(fleet, tmp_path / "out")
-    other = FleetDirectory.create(tmp_path / "other", "reef", "mqtts://broker.example")
-    other.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    other = founded(tmp_path / "other")
     write_broker_config(other, tmp_path / "other-out")
     write_private(fleet.path / file, (other.path / file).read_bytes() if damage == "another" else b"junk")
     before = (tmp_path / "out" / "server.crt").read_bytes()
@@ -210,8 +202,7 @@ def test_unfit_ca_is_refused(fleet, tmp_path, file, damage):
 
 def test_nginx_has_port_and_tls(fleet, tmp_path):
     """Mosquitto then listens behind it, also when the files are made again, until nginx's is removed."""
-    owner = FleetDirectory.create(tmp_path / "wss", "reef", "wss://broker.example:8443/site")
-    owner.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
+    owner = founded(tmp_path / "wss", "wss://broker.example:8443/site")
     for _ in range(2):
         write_broker_config(owner, tmp_path / "broker", websockets=True)
         nginx = (tmp_path / "broker" / "nginx.conf").read_text()

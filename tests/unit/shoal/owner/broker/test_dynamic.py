@@ -7,20 +7,19 @@ import types
 
 import pytest
 
-from aggregator import membership as aggregators
 from shoal.errors import BrokerUnreachableError, UntrustedError
 from shoal.owner.broker import address, dynamic
 from shoal.owner.broker.config import pattern_acl, write_broker_config
 from shoal.owner.broker.dynamic import CONTROL, RESPONSE, BrokerAdmin, admit, document, shut_out
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.transport.base import Message
+from tests.helpers.receiving import founded
 from tests.helpers.refusals import refused
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://127.0.0.1:1")
-    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
+    made = founded(tmp_path / "owner", "mqtt://127.0.0.1:1")
     made.users.make()
     return made
 

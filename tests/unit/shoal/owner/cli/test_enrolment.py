@@ -10,13 +10,12 @@ import pytest
 from crypto.seal.identity import Identity, fingerprint
 from shoal.errors import BrokerUnreachableError, ConfigError, UsageError
 from shoal.membership.enrol_requests import token_id
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.cli import enrolment
 from shoal.owner.enrolment.admission import Refused, Request
 from shoal.owner.enrolment.tokens import TokenStore
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.enrolment import Token
-from tests.helpers.receiving import device_card
+from tests.helpers.receiving import device_card, founded
 
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 NO_BROKER = "mqtt://127.0.0.1:1"
@@ -25,10 +24,7 @@ NO_BROKER = "mqtt://127.0.0.1:1"
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", NO_BROKER)
-    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    made.add_device(device_card(DEVICE))
-    return made
+    return founded(tmp_path / "owner", NO_BROKER, DEVICE, aggregator=AGGREGATOR)
 
 
 def request(name, *, token="0" * 16, asked_at_s=0):
@@ -181,9 +177,7 @@ def test_broker_config_warns_of_clear_text(fleet, tmp_path, capsys):
     users = FleetDirectory(fleet.path).users
     assert [u for u in ("owner", "enrol", "aggregator", "dev-1", "dev-2") if users.password(u) in out + err] == []
     assert users.password("dev-1") in (tmp_path / "broker" / "clients" / "dev-1.url").read_text()
-    secure = FleetDirectory.create(tmp_path / "secure", "reef", "mqtts://localhost")
-    secure.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    enrolment.broker_config(secure.path, tmp_path / "other")
+    enrolment.broker_config(founded(tmp_path / "secure", "mqtts://localhost").path, tmp_path / "other")
     assert "warning" not in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
 from shoal.util.files import exclusive, write_private
 from tests.helpers.plans import run_plan
-from tests.helpers.receiving import device_card
+from tests.helpers.receiving import device_card, founded
 from tests.helpers.tasks import logistic_bundle
 
 AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
@@ -28,10 +28,7 @@ AGGREGATOR, DEVICE = Identity.generate("aggregator"), Identity.generate("dev-1")
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://user:pass-word@h")
-    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    made.add_device(device_card(DEVICE))
-    return made
+    return founded(tmp_path / "owner", "mqtt://user:pass-word@h", DEVICE, aggregator=AGGREGATOR)
 
 
 def card_file(tmp_path, identity, role=DEVICE_ROLE):

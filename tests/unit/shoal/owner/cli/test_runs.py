@@ -17,20 +17,14 @@ WITHIN_S = 200.0
 
 
 @pytest.fixture
-def fleet(tmp_path):
+def fleet(tmp_path, answering):
     with make_exact_fleet(tmp_path / "fleet", rounds=4) as made:
-        yield made
+        yield answering(made)
 
 
 @pytest.fixture
-def call(fleet, monkeypatch):
+def call(fleet):
     """Call ``run VERB DIR ...``; returns its output, and the error that ended it, if one did."""
-
-    def ask(_fleet, _wait, _tell, action, **parts):
-        question = fleet.ask(action, **parts)
-        return question.document(), question.answer.answered_at_s
-
-    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
 
     def invoke(verb, *arguments, status=0):
         words = ["run", verb, str(fleet.stage.fleet.path), *map(str, arguments)]
@@ -47,6 +41,7 @@ def data(told):
 
 
 def test_pause_resume_and_stop_print_the_run(fleet, call):
+    """A stopped run is not ready to be resumed."""
     fleet.run_until(lambda: fleet.closed() == 1, WITHIN_S)
     assert call("pause", 1).out.startswith(
         "run 1: fedavg, round open, paused by the owner, round 2 of 4, last round closed 20"
@@ -55,6 +50,7 @@ def test_pause_resume_and_stop_print_the_run(fleet, call):
     assert call("resume", 1).out.startswith("run 1: fedavg, round open, round 2 of 4")
     stopped = data(call("stop", 1, "--json"))
     assert (stopped["run"], stopped["order"], stopped["run_id"]) == (1, "stopped by the owner", fleet.plan.run_id.hex())
+    assert "hint" not in str(call("resume", 1, status=11).error)
     fleet.run(WITHIN_S)
     assert call("stop", 1, "--now").out.startswith("run 1: fedavg, finished, stopped by the owner, round 2 of 4")
 
@@ -65,12 +61,6 @@ def test_absent_run_is_a_usage_error(call, verb):
     error = call(verb, 9, status=2).error
     assert "run 9" in str(error)
     assert "shoal-fleet run list" in error.hint
-
-
-def test_stopped_run_can_not_be_resumed(call):
-    """A stopped run is not ready to be resumed."""
-    call("stop", 1)
-    assert "hint" not in str(call("resume", 1, status=11).error)
 
 
 def test_list_prints_each_run(fleet, call):
@@ -104,12 +94,20 @@ def test_logs_prints_the_last_rounds(fleet, call):
     call("logs", 1, "--last", "0", status=2)
 
 
-def test_start_sends_a_run_that_is_signed(fleet, call):
+def test_start_sends_a_run_that_is_signed(fleet, call, monkeypatch):
+    """One that can't be sent is stored."""
     (fleet.stage.aggregator_dir / "runs" / "000001.run").unlink()
     sent = data(call("start", "--run", 1, "--json"))
     assert (sent["run"], sent["sent"]) == (1, True)
     assert (fleet.stage.aggregator_dir / "runs" / "000001.run").exists()
     assert call("start", "--run", 1).out.startswith("run 1: fedavg, ")
+
+    def ask(*_arguments, **_parts):
+        raise BrokerUnreachableError("no broker", hint="start it")
+
+    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
+    error = call("start", "--run", 1, status=5).error
+    assert error.hint.startswith("start it; run 1 is signed and stored: shoal-fleet run start ")
 
 
 def test_start_names_unable_devices(fleet, call, monkeypatch):
@@ -127,16 +125,6 @@ def test_start_writes_file_to_carry_with_out(fleet, call, tmp_path):
     assert "put this file into the aggregator's runs directory" in told.err
     assert (tmp_path / "carried.run").read_bytes() == run_file(fleet.stage.fleet.path, 1).read_bytes()
     assert data(call("start", "--run", 1, "--out", tmp_path / "carried.run", "--json"))["sent"] is False
-
-
-def test_run_that_can_not_be_sent_is_stored(call, monkeypatch):
-
-    def ask(*_arguments, **_parts):
-        raise BrokerUnreachableError("no broker", hint="start it")
-
-    monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
-    error = call("start", "--run", 1, status=5).error
-    assert error.hint.startswith("start it; run 1 is signed and stored: shoal-fleet run start ")
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,10 @@ DAY_S = 24 * 3600
 
 
 @pytest.fixture
-def fleet(tmp_path, monkeypatch):
+def fleet(tmp_path, answering):
     order = Schedule(order=bytes(16), count=3, interval_s=DAY_S, until_s=EPOCH_S + 30 * DAY_S)
     with make_fleet(tmp_path / "fleet", rounds=1, schedule=order) as made:
-
-        def ask(_fleet, _wait, _tell, action, **parts):
-            question = made.ask(action, **parts)
-            return question.document(), question.answer.answered_at_s
-
-        monkeypatch.setattr("shoal.owner.console.asking.ask", ask)
-        yield made
+        yield answering(made)
 
 
 def call(*words):
@@ -59,7 +53,7 @@ def test_another_run_asks(fleet, tmp_path):
         call(owner, "--task", tmp_path, "--at-most", 3)
 
 
-def test_keys_are_drawn(fleet, capsys):
+def test_keys_are_drawn(fleet, capsys, monkeypatch):
     """The order is signed again and sent; without the aggregator a line says so."""
     owner = fleet.stage.fleet
     owner.rotate()
@@ -68,11 +62,9 @@ def test_keys_are_drawn(fleet, capsys):
     assert "the aggregator has the standing order, signed under the newest keys" in capsys.readouterr().err
     assert fleet.standing.plan.key_version == owner.roster.keys_since
 
-
-def test_no_aggregator(fleet, capsys, monkeypatch):
     def gone(*_parts, **_more):
         raise NotReadyError("the aggregator did not answer")
 
     monkeypatch.setattr("shoal.owner.console.asking.ask", gone)
-    schedules.send_again(fleet.stage.fleet)
+    schedules.send_again(owner)
     assert "has not got it: the aggregator did not answer" in capsys.readouterr().err

@@ -20,7 +20,6 @@ from shoal.errors import (
     UntrustedError,
     UsageError,
 )
-from shoal.membership.grants import AGGREGATOR_ROLE, make_card
 from shoal.owner.console import asking
 from shoal.owner.console.asking import (
     COUNT_FILE,
@@ -42,14 +41,13 @@ from shoal.protocol.topics import TopicKind
 from shoal.transport.base import Connected, Disconnected, Message
 from tests.helpers.owner_requests import AGGREGATOR, tell
 from tests.helpers.parties import TOPICS, Line
+from tests.helpers.receiving import founded
 from tests.helpers.refusals import refused
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
-    made.add_aggregator(make_card(AGGREGATOR, AGGREGATOR_ROLE))
-    return made
+    return founded(tmp_path / "owner", "mqtt://h", aggregator=AGGREGATOR)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from aggregator import membership as aggregators
 from crypto.seal.identity import Identity, fingerprint
 from shoal import limits
 from shoal.errors import BrokerUnreachableError
@@ -29,7 +28,7 @@ from shoal.transport.base import Message
 from shoal.transport.mqtt import MqttTransport
 from shoal.util.files import exclusive
 from tests.helpers.chunks import forge
-from tests.helpers.receiving import RECEIVING, device_card
+from tests.helpers.receiving import RECEIVING, device_card, founded
 from tests.helpers.trees import ONE_THREAD, ROOT
 from tests.helpers.waiting import until
 
@@ -41,9 +40,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def fleet(tmp_path, broker):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
-    made.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
-    return made
+    return founded(tmp_path / "owner", broker.url)
 
 
 def leave(broker, messages):

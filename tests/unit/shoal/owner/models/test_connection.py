@@ -4,12 +4,11 @@ import time
 
 import pytest
 
-from aggregator import membership as aggregators
 from shoal.errors import NotReadyError
-from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.models.reader import read_models
 from shoal.transport.mqtt import MqttTransport
 from tests.helpers.fleets import make_fleet
+from tests.helpers.receiving import founded
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.broker
@@ -41,10 +40,8 @@ def test_it_ends_as_soon_as_all_is_there(tmp_path, broker):
 
 def test_broker_without_a_run_is_left(tmp_path, broker):
     """A broker without a run is left after the wait."""
-    fleet = FleetDirectory.create(tmp_path / "owner", "reef", broker.url)
-    fleet.add_aggregator(aggregators.init(tmp_path / "server").read_bytes())
     told = []
-    reader = read_models(fleet, 2.5, told.append)
+    reader = read_models(founded(tmp_path / "owner", broker.url), 2.5, told.append)
     assert told == ["waiting for the announcement of the last round"]
     with pytest.raises(NotReadyError, match="no round is announced"):
         reader.finished_run()

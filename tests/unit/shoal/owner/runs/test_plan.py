@@ -45,7 +45,7 @@ from shoal.task.bundle import TaskBundle
 from shoal.task.data_declaration import DataDeclaration
 from tests.helpers.fleets import FULL_BATCH, make_fleet
 from tests.helpers.plans import a_recipe, run_plan
-from tests.helpers.receiving import device_card
+from tests.helpers.receiving import device_card, founded
 from tests.helpers.refusals import refused
 from tests.helpers.tasks import logistic_bundle
 
@@ -59,10 +59,7 @@ FIGURES = DataDeclaration(features=tuple("abcd"), low=(0,) * 4, high=(1,) * 4, s
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetDirectory.create(tmp_path / "owner", "reef", "mqtts://broker.example")
-    made.add_aggregator(make_card(Identity.generate("aggregator"), AGGREGATOR_ROLE))
-    made.add_device(device_card(Identity.generate("dev-1")))
-    return made
+    return founded(tmp_path / "owner", "mqtts://broker.example", Identity.generate("dev-1"))
 
 
 def test_draft_allocates_nothing(fleet):
