@@ -15,18 +15,21 @@ from tests.helpers.trees import lay_out_image, python
 HEAVY = ("numpy", "torch", "onnxruntime", "scipy", "pandas", "matplotlib", "aggregator", "shoal.simulation")
 
 
-def test_importing_it_loads_nothing_heavy():
-    """Neither numpy nor torch, nor anything of a party."""
-    done = python(
-        f"import sys, shoal; print([m for m in {HEAVY!r} if m in sys.modules], shoal.errors.UsageError.__name__)"
-    )
-    assert done.stdout.strip() == "[] UsageError", done.stderr
-
-
-def test_a_used_name_is_loaded():
-    """The test above can fail: using a name loads its module."""
-    done = python("import sys, shoal; shoal.Strategy; print('numpy' in sys.modules, 'torch' in sys.modules)")
-    assert done.stdout.strip() == "True False", done.stderr
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            f"print([m for m in {HEAVY!r} if m in sys.modules], shoal.errors.UsageError.__name__)",
+            "[] UsageError",
+        ),
+        ("shoal.Strategy; print('numpy' in sys.modules, 'torch' in sys.modules)", "True False"),
+    ],
+    ids=["import", "use of a name"],
+)
+def test_heavy_modules_load_when_used(script, told):
+    """The import loads neither numpy nor torch, nor anything of a party; using a name loads its module."""
+    done = python(f"import sys, shoal; {script}")
+    assert done.stdout.strip() == told, done.stderr
 
 
 @pytest.mark.torch
@@ -34,11 +37,6 @@ def test_every_public_name_exists():
     assert set(shoal.__all__) <= set(dir(shoal))
     assert all(getattr(shoal, name) is not None for name in shoal.__all__)
     assert set(shoal._LAZY) | {"__version__", "errors"} == set(shoal.__all__)
-
-
-def test_unknown_name_is_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
-        _ = shoal.simulat
 
 
 def test_the_version_is_the_installed_one(tmp_path):
@@ -76,10 +74,12 @@ def test_an_image_says_what_it_lacks(tmp_path, image, name, missing):
 
 
 def test_own_failure_is_not_hidden(monkeypatch):
-    """A module that exists but fails keeps its own error."""
+    """A module that exists but fails keeps its own error; an unknown name is an attribute error."""
     monkeypatch.setitem(shoal._LAZY, "Broken", "shoal.errors:NoSuchName")
     with pytest.raises(AttributeError, match="NoSuchName"):
         _ = shoal.Broken
+    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
+        _ = shoal.simulat
 
 
 @pytest.mark.torch

@@ -8,38 +8,6 @@ from shoal.address import BrokerAddress
 from shoal.errors import ConfigError
 
 
-def test_short_form_gets_the_standard_port() -> None:
-    assert BrokerAddress.parse("mqtt://broker.local") == BrokerAddress("broker.local", 1883)
-    assert BrokerAddress.parse("mqtts://broker.local/") == BrokerAddress("broker.local", 8883, tls=True)
-
-
-def test_user_and_port_are_decoded() -> None:
-    """User password and port are read and decoded."""
-    address = BrokerAddress.parse("mqtts://us%40er:p%3Aw%2Fd@10.0.0.1:18")
-    assert (address.username, address.password, address.host, address.port) == ("us@er", "p:w/d", "10.0.0.1", 18)
-
-
-def test_ipv6_address_keeps_its_brackets() -> None:
-    """An ipv6 address keeps its brackets in the text."""
-    address = BrokerAddress.parse("mqtt://[::1]:1884")
-    assert address.host == "::1"
-    assert address.is_loopback
-    assert str(address) == "mqtt://[::1]:1884"
-
-
-def test_only_this_machine_is_loopback() -> None:
-    assert BrokerAddress.parse("mqtt://127.0.0.1").is_loopback
-    assert BrokerAddress.parse("mqtt://localhost").is_loopback
-    assert not BrokerAddress.parse("mqtt://192.168.0.1").is_loopback
-
-
-def test_text_shows_no_user_or_password() -> None:
-    """Neither text form shows user or password."""
-    address = BrokerAddress.parse("mqtt://somebody:secret-word@host:1")
-    assert "secret-word" not in f"{address} {address!r}"
-    assert "somebody" not in f"{address} {address!r}"
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -57,32 +25,31 @@ def test_text_shows_no_user_or_password() -> None:
         "mqtt://[::1",
         "mqtt://h\u00f6st",
         "mqtt://" + "a" * 64,
+        "wss://host/a b",
+        "wss://host/\u00f6",
+        "wss://host/m?x=1",
     ],
 )
 def test_other_form_is_not_repeated(url: str) -> None:
     """Any other form is refused without repeating it."""
     with pytest.raises(ConfigError) as refused:
         BrokerAddress.parse(url)
-    shown = f"{refused.value} {refused.value.hint}"
-    assert "secret-word" not in shown
+    assert "secret-word" not in f"{refused.value} {refused.value.hint}"
     assert refused.value.hint
 
 
 def test_certificates_need_tls_and_their_key(tmp_path: Path) -> None:
+    """A missing or broken certificate file is a configuration error."""
     file = tmp_path / "x.pem"
     with pytest.raises(ConfigError, match="without TLS"):
         BrokerAddress.parse("mqtt://host", ca_file=file)
     with pytest.raises(ConfigError, match="needs its key"):
         BrokerAddress.parse("mqtts://host", cert_file=file)
-
-
-def test_broken_certificate_is_config_error(tmp_path: Path) -> None:
-    """A missing or broken certificate file is a configuration error."""
-    broken = tmp_path / "broken.pem"
-    broken.write_text("no certificate")
-    for file in (tmp_path / "missing.pem", broken):
-        with pytest.raises(ConfigError, match="TLS files"):
-            BrokerAddress.parse("mqtts://host", ca_file=file).tls_context()
+    with pytest.raises(ConfigError, match="TLS files"):
+        BrokerAddress.parse("mqtts://host", ca_file=file).tls_context()
+    file.write_text("no certificate")
+    with pytest.raises(ConfigError, match="TLS files"):
+        BrokerAddress.parse("mqtts://host", ca_file=file).tls_context()
 
 
 def test_tls_verifies_the_broker_by_default() -> None:
@@ -96,17 +63,35 @@ def test_tls_verifies_the_broker_by_default() -> None:
     assert BrokerAddress.parse("mqtt://host").tls_context() is None
 
 
-def test_websockets_have_a_path() -> None:
-    plain, secure = (BrokerAddress.parse(url) for url in ("ws://10.0.0.1", "wss://u:p@broker.example:8443/site/mqtt/"))
-    assert (plain.port, plain.path, plain.tls) == (80, "/mqtt", False)
-    assert (secure.port, secure.path, secure.tls) == (8443, "/site/mqtt", True)
-    assert [str(plain), str(secure)] == ["ws://10.0.0.1:80/mqtt", "wss://broker.example:8443/site/mqtt"]
-
-
-@pytest.mark.parametrize("url", ["wss://host/a b", "wss://host/\u00f6", "wss://host/m?x=1"])
-def test_other_paths_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        BrokerAddress.parse(url)
+@pytest.mark.parametrize(
+    ("url", "address", "loopback", "text"),
+    [
+        ("mqtt://broker.local", BrokerAddress("broker.local", 1883), False, "mqtt://broker.local:1883"),
+        ("mqtts://broker.local/", BrokerAddress("broker.local", 8883, tls=True), False, "mqtts://broker.local:8883"),
+        (
+            "mqtts://us%40er:p%3Aw%2Fd@10.0.0.1:18",
+            BrokerAddress("10.0.0.1", 18, tls=True, username="us@er", password="p:w/d"),
+            False,
+            "mqtts://10.0.0.1:18",
+        ),
+        ("mqtt://[::1]:1884", BrokerAddress("::1", 1884), True, "mqtt://[::1]:1884"),
+        ("mqtt://127.0.0.1", BrokerAddress("127.0.0.1", 1883), True, "mqtt://127.0.0.1:1883"),
+        ("mqtt://localhost", BrokerAddress("localhost", 1883), True, "mqtt://localhost:1883"),
+        ("ws://10.0.0.1", BrokerAddress("10.0.0.1", 80, path="/mqtt"), False, "ws://10.0.0.1:80/mqtt"),
+        (
+            "wss://u:p-word@broker.example:8443/site/mqtt/",
+            BrokerAddress("broker.example", 8443, tls=True, username="u", password="p-word", path="/site/mqtt"),
+            False,
+            "wss://broker.example:8443/site/mqtt",
+        ),
+    ],
+)
+def test_each_form_is_read(url: str, address: BrokerAddress, loopback: bool, text: str) -> None:
+    """User, password and port are decoded; neither text form shows user or password."""
+    found = BrokerAddress.parse(url)
+    assert found == address
+    assert (found.is_loopback, str(found)) == (loopback, text)
+    assert [secret for secret in ("us@er", "p:w/d", "p-word") if secret in f"{found} {found!r}"] == []
 
 
 @pytest.mark.parametrize(
@@ -137,15 +122,11 @@ def test_the_environments_proxy(monkeypatch: pytest.MonkeyPatch, url: str, no_pr
 
 
 def test_a_wrong_proxy_hinders_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given proxy is for each address."""
     monkeypatch.setenv("https_proxy", "proxy:3128")
-    address = BrokerAddress.parse("mqtts://broker.example")
     with pytest.raises(ConfigError, match="the proxy's URL is not valid"):
-        address.routed()
-
-
-def test_a_given_proxy_is_for_each_address() -> None:
-    address = BrokerAddress.parse("mqtt://10.0.0.1", proxy="socks5://proxy")
-    assert address.proxy_name == "socks5://proxy:1080"
+        BrokerAddress.parse("mqtts://broker.example").routed()
+    assert BrokerAddress.parse("mqtt://10.0.0.1", proxy="socks5://proxy").proxy_name == "socks5://proxy:1080"
 
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "https://proxy", "http://", "http://proxy:99999", "http://proxy/x"])

@@ -26,20 +26,37 @@ def test_error_without_text_has_its_class(kind, text):
     assert reason_of(error) == str(error)
 
 
+DENIED = "can't read x: Permission denied"
+
+
 @pytest.mark.parametrize(
-    ("cause", "shown"),
+    ("text", "cause", "shown"),
     [
-        (InvalidTag(), "InvalidTag"),
-        (TimeoutError(), "TimeoutError"),
-        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "f"), "Too many open files: f"),
-        (ValueError("bad"), "bad"),
+        ("refused", InvalidTag(), "refused: InvalidTag"),
+        ("refused", TimeoutError(), "refused: TimeoutError"),
+        ("refused", OSError(errno.EMFILE, os.strerror(errno.EMFILE), "f"), "refused: Too many open files: f"),
+        ("refused", ValueError("bad"), "refused: bad"),
+        (
+            "can't write birth: No space left on device",
+            OSError(errno.ENOSPC, "No space left on device", "birth"),
+            "can't write birth: No space left on device",
+        ),
+        (DENIED, OSError(errno.EACCES, "Permission denied", "/srv/x"), DENIED),
+        (
+            DENIED,
+            OSError(errno.EROFS, "Read-only file system", "/srv/x"),
+            f"{DENIED}: Read-only file system: /srv/x",
+        ),
     ],
 )
-def test_textless_cause_has_its_class(cause, shown):
-    """A cause without a text is named by its class."""
-    error = ShoalError("refused")
+def test_cause_is_named_once(text, cause, shown):
+    """One without a text is named by its class.
+
+    One that the error has named is not repeated; the text may end with the system's message alone, without the file.
+    """
+    error = ShoalError(text)
     error.__cause__ = cause
-    assert reason_of(error) == f"refused: {shown}"
+    assert reason_of(error) == shown
 
 
 def test_other_key_is_refused_with_reason():
@@ -50,13 +67,6 @@ def test_other_key_is_refused_with_reason():
     with pytest.raises(SealError) as refused:
         open_from_group(other, sealed, *read_head(sealed), identity.member.sign_key)
     assert reason_of(refused.value) == "a sealed message was refused: it was sealed under another key, or altered"
-
-
-def test_named_cause_is_not_repeated():
-    """A cause that the error has named is not repeated."""
-    error = ShoalError("can't write birth: No space left on device")
-    error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "birth")
-    assert reason_of(error) == "can't write birth: No space left on device"
 
 
 @pytest.mark.parametrize(
@@ -124,12 +134,3 @@ def test_the_hint_is_no_part_of_the_message():
 def test_text_is_never_empty(error, text):
     """The text of any exception is never empty."""
     assert text_of(error) == text
-
-
-def test_repeated_cause_is_left_out():
-    """The text may end with the system's message alone, without the file that the cause also names."""
-    error = ShoalError("can't read x: Permission denied")
-    error.__cause__ = OSError(errno.EACCES, "Permission denied", "/srv/x")
-    assert reason_of(error) == "can't read x: Permission denied"
-    error.__cause__ = OSError(errno.EROFS, "Read-only file system", "/srv/x")
-    assert reason_of(error) == "can't read x: Permission denied: Read-only file system: /srv/x"

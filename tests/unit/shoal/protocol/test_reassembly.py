@@ -39,19 +39,15 @@ def test_complete_in_any_order(one: Reassembler) -> None:
 
 
 def test_large_transfer_is_mapped_lazily(one: Reassembler) -> None:
-    """A large transfer comes out of lazily mapped memory."""
+    """A large transfer comes out of lazily mapped memory; a single chunk is complete at once and not copied."""
     payload = bytes(range(256)) * (LAZY_BYTES // 256) + b"tail"
     found = [one.add("a", chunk, 0.0) for chunk in split(payload, kind=ChunkKind.MEAN, round=1)]
     assert found[:-1] == [None] * (len(found) - 1)
     assert found[-1] is not None
     assert found[-1].payload == payload
     assert found[-1].payload.readonly
-
-
-def test_single_chunk_is_not_copied() -> None:
-    """A single chunk is complete at once and not copied."""
     chunk = split(b"small", kind=ChunkKind.STATE, round=0)[0]
-    transfer = Reassembler().add("a", chunk, 0.0)
+    transfer = one.add("a", chunk, 0.0)
     assert transfer is not None
     assert transfer.payload == b"small"
     assert transfer.payload.obj is chunk
@@ -107,17 +103,6 @@ def test_false_chunk_does_not_block(one: Reassembler) -> None:
     assert transfer.payload == PAYLOAD
 
 
-def test_malformed_and_oversized_are_counted() -> None:
-    """Malformed and oversized chunks are counted."""
-    one = Reassembler(max_transfer_bytes=2559)
-    with pytest.raises(WireError):
-        one.add("a", b"noise", 0.0)
-    with pytest.raises(WireError, match="above 2559"):
-        one.add("a", chunks()[0], 0.0)
-    assert dict(one.refused) == {"malformed": 1, "oversized": 1}
-    assert len(one) == 0
-
-
 def test_fifth_transfer_displaces_the_oldest() -> None:
     """A fifth transfer of a source displaces its oldest."""
     one = Reassembler(max_per_source=4)
@@ -170,7 +155,7 @@ def test_largest_fits_in_shortest_chunks() -> None:
 
 
 def test_forbidden_transfer_is_refused_first(one: Reassembler) -> None:
-    """A transfer that is not allowed is refused at its first chunk."""
+    """A transfer that is not allowed is refused at its first chunk. Malformed and oversized chunks are counted."""
     allowed = {ChunkKind.UPLOAD: 2559, ChunkKind.REMINDER: 2560}
     with pytest.raises(TooLargeError, match="2560 bytes is above 2559"):
         one.add("a", chunks()[2], 0.0, allowed)
@@ -178,8 +163,12 @@ def test_forbidden_transfer_is_refused_first(one: Reassembler) -> None:
         one.add("a", chunks(kind=ChunkKind.MEAN)[0], 0.0, allowed)
     with pytest.raises(TooLargeError):
         one.add("a", split(b"x", kind=ChunkKind.MEAN, round=0)[0], 0.0, allowed)
-    assert one.refused["oversized"] == 3
+    with pytest.raises(WireError):
+        one.add("a", b"noise", 0.0)
+    assert dict(one.refused) == {"malformed": 1, "oversized": 3}
     assert one.held_bytes == len(one) == 0
+    with pytest.raises(WireError, match="above 2559"):
+        Reassembler(max_transfer_bytes=2559).add("a", chunks()[0], 0.0)
 
 
 @pytest.mark.parametrize("size", [LAZY_BYTES - 1, limits.MAX_TRANSFER_BYTES])
