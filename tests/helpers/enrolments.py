@@ -73,17 +73,17 @@ class Scene:
         self.broker.pump()
         return asking
 
-    def sit(self, now_s=NOW_S, fleet=None, drain=lambda: None):
+    def sit(self, now_s=NOW_S, fleet=None, drain=None):
         """Let the owner connect and read the retained messages; return the registrar.
 
         Args:
             now_s: unix seconds.
             fleet: the directory as this program of the owner's has opened it.
-            drain: as the `Registrar`'s.
+            drain: as the `Registrar`'s; by default the broker handles everything.
         """
         self._sittings += 1
         transport = LoopbackTransport(self.broker, f"owner-{self._sittings}", lambda e: registrar.on_event(e, now_s))
-        registrar = Registrar(fleet or self.owner, transport, self.complaints.append, drain)
+        registrar = Registrar(fleet or self.owner, transport, self.complaints.append, drain or self.broker.pump)
         registrar.start(now_s)
         transport.start()
         self.broker.pump()
@@ -105,7 +105,6 @@ class Scene:
     def approve(self, name="dev-1"):
         """Let the owner connect, approve a device and send its grant."""
         self.sit().approve_all([self.print_of(name)], NOW_S)
-        self.broker.pump()
 
     def publish(self, fleet=None):
         """Let the owner connect, look for a newer roster than ``fleet`` has, and publish roster and keys."""

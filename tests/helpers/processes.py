@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,18 @@ try:
 except PermissionError:
     print("refused")
 """
+
+
+def run_at_once(target, *arguments):
+    """Run a function in several programs, each with arguments of its own and, last, the barrier at which all begin."""
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(len(arguments))
+    programs = [context.Process(target=target, args=(*each, start)) for each in arguments]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(60)
+        assert program.exitcode == 0
 
 
 def memory_bytes(field="VmRSS", pid="self"):

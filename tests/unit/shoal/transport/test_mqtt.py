@@ -36,27 +36,17 @@ from tests.helpers.scripted_broker import (
 from tests.helpers.waiting import until
 
 
-def hang_up(connection: socket.socket, version: int) -> None:
-    if version == V3:
-        connection.sendall(ACCEPT_V3)
-        hold(connection)
-
-
-def refuse_version(connection: socket.socket, version: int) -> None:
-    connection.sendall(ACCEPT_V3 if version == V3 else REFUSE_VERSION_V3)
-    if version == V3:
-        hold(connection)
-
-
-def stay_silent(connection: socket.socket, version: int) -> None:
-    if version == V3:
-        connection.sendall(ACCEPT_V3)
-    hold(connection)
-
-
-@pytest.mark.parametrize("script", [hang_up, refuse_version, stay_silent])
-def test_old_broker_is_met_with_3_1_1(script: Script, broker, connect) -> None:
+@pytest.mark.parametrize(
+    ("answer", "holds"), [(b"", False), (REFUSE_VERSION_V3, False), (b"", True)], ids=["hang up", "refuse", "silent"]
+)
+def test_old_broker_is_met_with_3_1_1(answer: bytes, holds: bool, broker, connect) -> None:
     """Whether it hangs up, says so or says nothing: the second greeting is 3.1.1 and comes within two seconds."""
+
+    def script(connection: socket.socket, version: int) -> None:
+        connection.sendall(ACCEPT_V3 if version == V3 else answer)
+        if version == V3 or holds:
+            hold(connection)
+
     one = broker(script)
     transport, events = connect(one.url)
     began = time.monotonic()

@@ -91,36 +91,33 @@ def test_a_name_that_was_guessed_is_refused(tmp_path, bait, plant, monkeypatch):
     assert os.path.lexists(planted)
 
 
+def open_store(state):
+    return Store(state, run_plan())
+
+
 @pytest.mark.parametrize(
-    "opening",
+    ("planted", "opening"),
     [
-        lambda state: exclusive(state, wait_s=0, hint="-").__enter__(),
-        lambda state: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed"),
-        lambda state: UpdateFiles(state / "updates", lambda _: 0).open(1),
+        ([LOCK_FILE], lambda state: exclusive(state, wait_s=0, hint="-").__enter__()),
+        (PENDING_FILES, lambda state: PendingUploadFiles(state).save(ReplayWatermark(), b"", b"sealed")),
+        (["updates/000001.f32"], lambda state: UpdateFiles(state / "updates", lambda _: 0).open(1)),
+        ([DATABASE], open_store),
+        ([f"{DATABASE}-wal"], open_store),
+        ([f"{DATABASE}-shm"], open_store),
+        ([f"{DATABASE}-journal"], open_store),
     ],
-    ids=["lock", "slot", "updates"],
+    ids=["lock", "slot", "updates", "database", "wal", "shm", "journal"],
 )
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_planted_files_are_not_opened(tmp_path, bait, plant, opening):
+def test_planted_files_are_not_opened(tmp_path, bait, plant, planted, opening):
     """Files that are written in place are not opened where others planted them."""
     state = private_directory(tmp_path / "state")
     private_directory(state / "updates")
-    for name in (LOCK_FILE, *PENDING_FILES, "updates/000001.f32"):
+    for name in planted:
         plant(state / name, bait)
     with pytest.raises(ConfigError) as caught:
         opening(state)
     assert caught.value.hint
-    assert bait.read_bytes() == b""
-
-
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS.keys())
-def test_planted_database_is_not_opened(tmp_path, bait, plant, suffix):
-    """The database is not opened where others planted a file."""
-    directory = private_directory(tmp_path / "run-000001")
-    plant(directory / f"{DATABASE}{suffix}", bait)
-    with pytest.raises(ConfigError):
-        Store(directory, run_plan())
     assert bait.read_bytes() == b""
 
 

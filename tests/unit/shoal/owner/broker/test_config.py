@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from shoal.transport import local_broker as broker
 from shoal.util.files import write_private
 from tests.helpers.parties import Line
 from tests.helpers.plans import run_plan
+from tests.helpers.processes import run_at_once
 from tests.helpers.receiving import device_card, founded, opened
 from tests.helpers.refusals import refused
 
@@ -137,8 +137,6 @@ def test_unfit_prefix_is_refused(tmp_path, prefix):
     assert owner.users.home_assistant == ""
 
 
-SPAWN = multiprocessing.get_context("spawn")
-
 PROGRAMS = 3
 
 
@@ -172,14 +170,8 @@ def configure(path, out, start):
 
 @pytest.mark.slow
 def test_broker_configs_at_once_make_one_ca(fleet, tmp_path):
-    start = SPAWN.Barrier(PROGRAMS)
     outs = [tmp_path / f"out-{n}" for n in range(PROGRAMS)]
-    programs = [SPAWN.Process(target=configure, args=(fleet.path, out, start)) for out in outs]
-    for program in programs:
-        program.start()
-    for program in programs:
-        program.join(60)
-        assert program.exitcode == 0
+    run_at_once(configure, *((fleet.path, out) for out in outs))
     for out in outs:
         certificates = [x509.load_pem_x509_certificate((out / n).read_bytes()) for n in ("server.crt", "ca.crt")]
         certificates[0].verify_directly_issued_by(certificates[1])

@@ -39,7 +39,6 @@ def test_enrolled_while_the_owner_is_away(scene):
     (request,) = registrar.pending.values()
     assert (request.name, request.fingerprint) == ("dev-1", scene.print_of())
     registrar.approve_all([request.fingerprint], NOW_S)
-    scene.broker.pump()
     assert asking.granted
     member = DeviceMembership(scene.root / "dev-1")
     assert member.roster == scene.owner.roster
@@ -229,7 +228,6 @@ def test_an_expired_token_is_refused(scene):
         registrar.approve_all([scene.print_of()], NOW_S + 61)
     assert asking.refused is None
     assert reasons(scene.sit(NOW_S + 61)) == ["the line has expired"]
-    scene.broker.pump()
     assert "the line has expired" in str(asking.refused)
     assert "another enrolment line" in asking.refused.hint
     assert scene.owner.roster.devices == ()
@@ -242,7 +240,6 @@ def test_a_token_admits_one_device(scene, token):
     scene.ask(token)
     assert set(registrar.pending) == {scene.print_of()}
     registrar.approve_all([scene.print_of()], NOW_S)
-    scene.broker.pump()
     granted = scene.broker.retained[TOPICS.grant(token_id(token.secret))]
     other = scene.ask(token, "dev-2")
     registrar = scene.sit()
@@ -263,7 +260,6 @@ def test_a_replayed_request_changes_nothing(scene, token):
     before = scene.owner.roster
     scene.leave(TOPICS.enrol(token_id(token.secret)), recorded)
     registrar = scene.sit(NOW_S + 10**6)
-    scene.broker.pump()
     assert (registrar.pending, registrar.refused) == ({}, {})
     assert scene.owner.roster == before
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
@@ -445,7 +441,6 @@ def test_all_possible_are_approved(scene):
     }
     assert all("--name" in r.hint for r in registrar.refused.values())
     registrar.approve_all(registrar.pending, NOW_S)
-    scene.broker.pump()
     assert "another device called 'pump-3'" in str(again.refused)
     assert "with the same enrolment line" in again.refused.hint
     assert scene.sit().pending == {}
@@ -485,7 +480,6 @@ def test_rejected_device_is_told_at_once(scene, by, token):
     assert scene.tokens.find(token_id(token.secret)).used_by == REJECTED
     other = scene.ask(token, "dev-2")
     registrar = scene.sit()
-    scene.broker.pump()
     assert (registrar.pending, other.granted) == ({}, False)
     assert "the owner has rejected" in str(other.refused)
     with pytest.raises(UntrustedError):
@@ -503,7 +497,6 @@ def test_absent_device_is_told_later(scene, token):
     scene.broker.pump()
     back = scene.ask(token)
     scene.sit()
-    scene.broker.pump()
     assert "rejected" in str(back.refused)
     assert not waits_at_broker(scene, token)
 
@@ -529,7 +522,6 @@ def test_hundreds_of_requests_block_nobody(scene, monkeypatch):
     registrar.refuse_unfit(NOW_S)
     assert len(registrar.refused) == 100
     registrar.approve_all(registrar.pending, NOW_S)
-    scene.broker.pump()
     assert asking.granted
 
 

@@ -101,7 +101,6 @@ def test_replaced_device_gets_no_old_key(scene, backup, bring_back):
     scene.ask(scene.token(), "dev-1")
     registrar = scene.sit()
     registrar.approve_all([registrar.give_way("dev-1", "", NOW_S)], NOW_S)
-    scene.broker.pump()
     scene.leave(*receiving_notice(DeviceMembership(scene.root / "dev-1")))
     fleet = bring_back(backup, roster=scene.owner.roster_bytes)
     assert fleet.receiving.of("dev-1").receiving == DeviceMembership(scene.root / "dev-1").receiving.public

@@ -87,7 +87,6 @@ def test_approving_twice_publishes_again(scene):
     token, held = approved(scene)
     scene.leave(ROSTER_TOPIC, b"")
     scene.sit(fleet=another(scene)).approve_all([scene.print_of().upper()], NOW_S + 10**6)
-    scene.broker.pump()
     assert granted(scene, token, held).version_secret == scene.owner.secrets.version_secret
     assert scene.take_roster() == ["dev-1"]
 
@@ -136,7 +135,6 @@ def test_tokens_stay_until_cleared(scene, token):
         scene.sit(late_s + 1, drain=drain)
     assert scene.tokens.find(token_id(token.secret)).token == token
     scene.sit(late_s + 1)
-    scene.broker.pump()
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     with pytest.raises(UntrustedError, match="did not issue"):
         scene.tokens.find(token_id(token.secret))
@@ -173,7 +171,6 @@ def test_drawing_approval_reaches_everybody(scene):
     sequence, old = scene.owner.roster.sequence, stays.grant
     asking, registrar = waiting_for(scene, "dev-2", "dev-3")
     members = registrar.approve_all(map(scene.print_of, ("dev-3", "dev-2")), NOW_S)
-    scene.broker.pump()
     assert [m.name for m in members] == ["dev-3", "dev-2"]
     assert [a.granted for a in asking] == [True, True]
     assert not registrar.pending
@@ -196,7 +193,6 @@ def test_one_unknown_approves_none(scene):
         registrar.approve_all([scene.print_of("dev-2"), "nobody"], NOW_S)
     assert (another(scene).roster, list(registrar.pending)) == (before, [scene.print_of("dev-2")])
     registrar.approve_all([scene.print_of("dev-2")], NOW_S)
-    scene.broker.pump()
     assert asking.granted
 
 
@@ -264,7 +260,6 @@ def test_new_device_has_the_old_place(anew, revoked):
     before, secrets = anew.owner.roster, anew.owner.secrets
     registrar = anew.sit()
     registrar.approve_all([registrar.give_way(PUMP, "", NOW_S)], NOW_S)
-    anew.broker.pump()
     after = anew.owner.roster
     assert anew.asking.granted
     assert after.sequence == after.keys_since == before.sequence + 1
@@ -292,7 +287,6 @@ def test_next_command_finishes_a_replacement(anew):
     assert fleet.listed(old(anew).member)
     registrar = anew.sit(fleet=fleet)
     registrar.approve_all([registrar.give_way(PUMP, "", NOW_S)], NOW_S)
-    anew.broker.pump()
     assert anew.asking.granted
     assert not fleet.listed(old(anew).member)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
 import shutil
 import time
 from pathlib import Path
@@ -29,12 +27,12 @@ from shoal.protocol.recipe import Recipe
 from shoal.util.files import exclusive, write_private
 from tests.helpers.fleets import FULL_BATCH
 from tests.helpers.power_cuts import PowerCut, cut, cut_at
+from tests.helpers.processes import run_at_once
 from tests.helpers.receiving import device_card, opened
 from tests.helpers.refusals import refused
 from tests.helpers.tasks import logistic_bundle
 
 BUNDLE = logistic_bundle()
-SPAWN = multiprocessing.get_context("spawn")
 PROGRAMS = 3
 
 
@@ -46,13 +44,13 @@ def sign(fleet, options=OPTIONS):
     return plan, write_run(fleet, plan, BUNDLE, np.zeros((plan.origins, BUNDLE.length), np.float32))
 
 
-def create(path, start):
+def create(path, program, start):
     start.wait(60)
     try:
         print_ = FleetDirectory.create(path, "reef", "mqtt://x").fingerprint
     except ConfigError as error:
         print_ = str(error)
-    (path.parent / f"said-{os.getpid()}").write_text(print_)
+    (path.parent / f"said-{program}").write_text(print_)
 
 
 def test_reading_writes_nothing(fleet):
@@ -76,12 +74,8 @@ def test_stray_file_takes_no_number(fleet, name):
 @pytest.mark.slow
 def test_one_of_several_inits_makes_fleet(tmp_path):
     """One of several inits at once makes the fleet."""
-    path, start = tmp_path / "owner", SPAWN.Barrier(PROGRAMS)
-    programs = [SPAWN.Process(target=create, args=(path, start)) for _ in range(PROGRAMS)]
-    for program in programs:
-        program.start()
-    for program in programs:
-        program.join(60)
+    path = tmp_path / "owner"
+    run_at_once(create, *((path, n) for n in range(PROGRAMS)))
     said = [p.read_text() for p in tmp_path.glob("said-*")]
     assert said.count(FleetDirectory(path).fingerprint) == 1
     assert sum("holds a fleet already" in text for text in said) == PROGRAMS - 1
@@ -613,13 +607,8 @@ def add_some(path, program, start):
 @pytest.mark.slow
 def test_several_programs_add_devices(fleet):
     """Devices that several programs add at once are all in the roster."""
-    before, start = fleet.roster, SPAWN.Barrier(PROGRAMS)
-    programs = [SPAWN.Process(target=add_some, args=(fleet.path, n, start)) for n in range(PROGRAMS)]
-    for program in programs:
-        program.start()
-    for program in programs:
-        program.join(60)
-        assert program.exitcode == 0
+    before = fleet.roster
+    run_at_once(add_some, *((fleet.path, n) for n in range(PROGRAMS)))
     roster = reopened(fleet).roster
     added = {f"dev-{p}-{n}" for p in range(PROGRAMS) for n in range(DEVICES_EACH)}
     assert {d.name for d in roster.devices} == added | {"dev-1", "dev-2"}

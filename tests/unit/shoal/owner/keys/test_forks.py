@@ -167,7 +167,6 @@ def test_restored_owners_approval_counts_on(scene, restored):
     registrar.look_for_roster()
     scene.broker.pump()
     registrar.approve_all([scene.print_of("dev-2")], NOW_S)
-    scene.broker.pump()
     assert restored.roster.sequence > on_broker
     assert asking.granted
     assert DeviceMembership(scene.root / "dev-2").roster == restored.roster
