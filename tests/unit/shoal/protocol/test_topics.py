@@ -109,7 +109,7 @@ def test_impossible_names_are_refused(name: str) -> None:
             TOPICS.filter(TopicKind.KEYS, name)
 
 
-def test_other_fleets_and_numbers_are_refused() -> None:
+def test_other_fleets_numbers_are_refused() -> None:
     assert TOPICS.parse(TOPICS.up("a")).device == "a"
     with pytest.raises(WireError, match="belongs to"):
         TOPICS.parse(Topics("other").up("a"))
