@@ -128,31 +128,6 @@ def test_a_health_check_of_an_aggregator(call, fleet):
         assert "no sign of life since" in call("shoal-aggregator", "status", "server", "--check", status=11).err
 
 
-def test_owners_doctor_with_nothing_there(call, fleet):
-    """The owners doctor without a broker and without a fleet."""
-    told = call("shoal-fleet", "doctor", "owner", status=10)
-    assert "failure  broker: no MQTT broker can be used at mqtt://127.0.0.1:1" in told.out
-    assert "warning  backup: none was made" in told.out
-    found = results(call("shoal-fleet", "doctor", "nowhere", "--json", status=10).data)
-    assert found == {"fleet": "failure"}
-
-
-@pytest.mark.broker
-@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-def test_owners_doctor_sees_brokers_contents(call, tmp_path):
-    """The owners doctor sees what the broker holds."""
-    with start_broker("mosquitto", tmp_path / "broker") as broker:
-        call("shoal-fleet", "init", "owner", "--name", "reef", "--broker", broker.url)
-        call("shoal-aggregator", "init", "server")
-        call("shoal-fleet", "add-aggregator", "owner", "server/aggregator.card")
-        told = call("shoal-fleet", "doctor", "owner")
-        assert "warning  published: the broker holds no roster of this fleet" in told.out
-        call("shoal-fleet", "publish", "owner")
-        found = call("shoal-fleet", "doctor", "owner", "--json").data
-        assert (results(found)["published"], results(found)["requests"]) == ("ok", "ok")
-        assert {name for name, result in results(found).items() if result != "ok"} == {"backup"}
-
-
 # -- Help --
 
 

@@ -131,7 +131,7 @@ FOUNDING = (
     ok("shoal-fleet publish", "owner", says="keys for 3"),
     as_json("shoal-fleet publish", "owner"),
     mistake("shoal-fleet publish", "lonely", 5, says="no MQTT broker can be used"),
-    ok("shoal-fleet doctor", "owner", says="broker", beside=True),
+    ok("shoal-fleet doctor", "owner", says="the newest", beside=True),
     ok("shoal-aggregator doctor", "server", says="accepts the connection", beside=True),
     ok("shoal-edge doctor", "dev-1 --data dev-1.npz", says="accepts the connection", beside=True),
     mistake("shoal-fleet doctor", "nowhere", 10),

@@ -73,13 +73,14 @@ class Scene:
         self.broker.pump()
         return asking
 
-    def sit(self, now_s=NOW_S, fleet=None, drain=None):
+    def sit(self, now_s=NOW_S, fleet=None, drain=None, *, look=False):
         """Let the owner connect and read the retained messages; return the registrar.
 
         Args:
             now_s: unix seconds.
             fleet: the directory as this program of the owner's has opened it.
             drain: as the `Registrar`'s; by default the broker handles everything.
+            look: also look for a newer roster than the fleet has.
         """
         self._sittings += 1
         transport = LoopbackTransport(self.broker, f"owner-{self._sittings}", lambda e: registrar.on_event(e, now_s))
@@ -88,6 +89,9 @@ class Scene:
         transport.start()
         self.broker.pump()
         registrar.flush()
+        if look:
+            registrar.look_for_roster()
+            self.broker.pump()
         return registrar
 
     def leave(self, topic, payload):
@@ -99,8 +103,11 @@ class Scene:
         (chunk,) = split(request, kind=ChunkKind.ENROL, round=0)
         self.leave(TOPICS.enrol(token_id(token.secret)), chunk)
 
+    def identity(self, name="dev-1"):
+        return Identity.load(self.root / name / "identity.key")
+
     def print_of(self, name="dev-1"):
-        return fingerprint(Identity.load(self.root / name / "identity.key").member)
+        return fingerprint(self.identity(name).member)
 
     def approve(self, name="dev-1"):
         """Let the owner connect, approve a device and send its grant."""
@@ -108,9 +115,7 @@ class Scene:
 
     def publish(self, fleet=None):
         """Let the owner connect, look for a newer roster than ``fleet`` has, and publish roster and keys."""
-        registrar = self.sit(fleet=fleet)
-        registrar.look_for_roster()
-        self.broker.pump()
+        registrar = self.sit(fleet=fleet, look=True)
         registrar.publish_roster()
         registrar.publish_keys()
         self.broker.pump()
@@ -132,9 +137,7 @@ class Connected:
     """Stands for `OwnerConnection`: a registrar at the scene's broker."""
 
     def __init__(self, scene, fleet):
-        self.registrar = scene.sit(fleet=fleet)
-        self.registrar.look_for_roster()
-        scene.broker.pump()
+        self.registrar = scene.sit(fleet=fleet, look=True)
 
     def look_for_roster(self):
         """Return: all is handled by then."""

@@ -10,11 +10,11 @@ import typer
 
 from crypto.seal.identity import Identity, fingerprint, sign_document
 from shoal.errors import ConfigError, UntrustedError, UsageError
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, make_card
+from shoal.membership.grants import DEVICE_ROLE, make_card
 from shoal.owner.cli import main, runs
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.owner.keys.run_list import signed_plans
-from shoal.owner.keys.vault import ROSTER_FILE, run_file
+from shoal.owner.keys.vault import run_file
 from shoal.owner.task_compiler.signed import Source, write_signed
 from shoal.protocol.codec import encode
 from shoal.protocol.documents import RunPackage
@@ -41,14 +41,6 @@ def add_run(fleet, **changes):
     """Write a signed run of the fleet, without task and origins."""
     plan = run_plan(fleet="reef", **changes)
     write_private(run_file(fleet.path, plan.run), encode(RunPackage(sign_document(fleet.owner, plan), b"t", b"o")))
-
-
-def test_init_prints_the_fingerprint(tmp_path, capsys):
-    """Init prints the fingerprint that others compare."""
-    main.init(tmp_path / "owner", "reef", "mqtt://h")
-    out, err = capsys.readouterr()
-    assert out == f"owner {FleetDirectory(tmp_path / 'owner').fingerprint}\n"
-    assert err.startswith("next: shoal-aggregator init")
 
 
 def test_show_lists_members_and_runs(fleet, capsys):
@@ -123,23 +115,6 @@ def test_new_keys_travel_as_it_says(fleet, tmp_path, capsys):
     err = capsys.readouterr().err
     assert "new keys" not in err
     assert f"hand {fleet.path / 'roster.signed'} to the aggregator" in err
-
-
-def test_the_aggregator_is_named(tmp_path, capsys):
-    fleet = FleetDirectory.create(tmp_path / "owner", "reef", "mqtt://h")
-    main.add_aggregator(fleet.path, card_file(tmp_path, AGGREGATOR, AGGREGATOR_ROLE))
-    out, err = capsys.readouterr()
-    assert out == f"{fleet.path / 'grants' / 'aggregator.grant'}\n"
-    assert f"shoal-aggregator join DIR GRANT --owner {fleet.fingerprint}" in err
-
-
-def test_renew_prints_the_rosters_file(fleet, capsys):
-    """Renew signs the roster and prints its file."""
-    main.renew(fleet.path)
-    out, err = capsys.readouterr()
-    assert out == f"{fleet.path / ROSTER_FILE}\n"
-    assert f"shoal-fleet publish {fleet.path}" in err
-    assert FleetDirectory(fleet.path).roster.sequence == fleet.roster.sequence + 1
 
 
 @pytest.fixture

@@ -17,7 +17,15 @@ from shoal import limits
 from shoal.errors import ConfigError, ShoalError, UntrustedError, UsageError, WireError
 from shoal.membership import enrol_requests as seal_tokens
 from shoal.membership.enrol_requests import make_request, open_refusal, token_id
-from shoal.membership.grants import AGGREGATOR_ROLE, DEVICE_ROLE, ErasedKeyError, make_card, peek_grant, seal_grant
+from shoal.membership.grants import (
+    AGGREGATOR_ROLE,
+    DEVICE_ROLE,
+    ErasedKeyError,
+    make_card,
+    open_card,
+    peek_grant,
+    seal_grant,
+)
 from shoal.owner.enrolment.admission import REJECTED, make_refusal, open_request
 from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol import channels
@@ -59,7 +67,7 @@ def test_a_device_enrols_once(scene):
     prepare(scene.root / "dev-2", "dev-2")
     with pytest.raises(ConfigError, match="holds the keys of 'dev-2'"):
         prepare(scene.root / "dev-2", "dev-3")
-    before = Identity.load(scene.root / "dev-2" / "identity.key").member
+    before = scene.identity("dev-2").member
     assert prepare(scene.root / "dev-2", "dev-2").member == before
 
 
@@ -276,9 +284,7 @@ def test_replay_brings_no_device_back(scene, token):
     assert reasons(registrar) == ["device 'dev-1' is revoked, and its line was used"]
     assert TOPICS.enrol(token_id(token.secret)) not in scene.broker.retained
     fresh = scene.token()
-    scene.leave_request(
-        fresh, make_request(Identity.load(scene.root / "dev-1" / "identity.key"), fresh, NOW_S, RECEIVING.public)
-    )
+    scene.leave_request(fresh, make_request(scene.identity(), fresh, NOW_S, RECEIVING.public))
     registrar = scene.sit()
     with pytest.raises(ConfigError, match="another device called"):
         registrar.approve_all([scene.print_of()], NOW_S)
@@ -357,8 +363,6 @@ def test_taken_name_spends_no_token(scene, name, token):
 def forged_grants(scene, token):
     """Return name -> (grant file, the device's error text)."""
     owner = scene.owner
-    from shoal.membership.grants import open_card
-
     card = open_card((scene.root / "dev-1" / "dev-1.card").read_bytes())
     other = FleetDirectory.create(scene.root / "other", "reef", "mqtt://loopback")
     other.add_aggregator(aggregators.init(scene.root / "agg-2", "agg-2").read_bytes())
@@ -537,7 +541,7 @@ CASES = {
 def test_foreign_refusal_is_ignored(scene, change, token):
     """A refusal that is not the owners to this request is ignored."""
     asking: Enrolling = scene.ask(token)
-    member = Identity.load(scene.root / "dev-1" / "identity.key").member
+    member = scene.identity().member
     parts = {"owner": scene.owner.owner, "fleet": "reef", "token": token_id(token.secret), "member": member, **change}
     refusal = make_refusal(*parts.values(), UntrustedError("no"))
     with pytest.raises(ShoalError):
@@ -552,7 +556,7 @@ def test_foreign_refusal_is_ignored(scene, change, token):
 def test_refusal_has_clean_short_texts(scene, token):
     """A refusal has short texts without control characters."""
     asking = scene.ask(token)
-    member = Identity.load(scene.root / "dev-1" / "identity.key").member
+    member = scene.identity().member
     error = UntrustedError("\x1b[31m" + "ü" * 5000, hint="x" * 5000)
     refusal = make_refusal(scene.owner.owner, "reef", token_id(token.secret), member, error)
     assert len(refusal) < channels.REFUSAL.largest

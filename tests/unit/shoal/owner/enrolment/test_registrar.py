@@ -26,10 +26,6 @@ def another(scene):
     return FleetDirectory(scene.owner.path)
 
 
-def identity(scene, name="dev-1"):
-    return Identity.load(scene.root / name / "identity.key")
-
-
 def granted(scene, token, held, name="dev-1"):
     """Return the opened grant on the broker for a device under its token, or None.
 
@@ -39,7 +35,7 @@ def granted(scene, token, held, name="dev-1"):
     if chunk is None:
         return None
     found = Reassembler(limits.MAX_GRANT_BYTES).add("grant", chunk, 0.0)
-    return open_grant(identity(scene, name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint, held)
+    return open_grant(scene.identity(name), bytes(found.payload), DeviceGrant, scene.owner.fingerprint, held)
 
 
 def clear(scene, token):
@@ -61,7 +57,7 @@ def test_open_program_sends_revoked_nothing(scene):
     token, held = approved(scene)
     watching = scene.sit(fleet=another(scene))
     another(scene).revoke("dev-1")
-    scene.leave_request(token, make_request(identity(scene), token, NOW_S, held.public))
+    scene.leave_request(token, make_request(scene.identity(), token, NOW_S, held.public))
     assert granted(scene, token, held) is None
     assert [r.reason for r in watching.refused.values()] == ["device 'dev-1' is revoked, and its line was used"]
 
@@ -249,7 +245,7 @@ def anew(tmp_path):
 
 
 def old(anew):
-    return Identity.load(anew.root / "lost" / "identity.key")
+    return anew.identity("lost")
 
 
 @pytest.mark.parametrize("revoked", [False, True])

@@ -163,9 +163,7 @@ def test_restored_owners_approval_counts_on(scene, restored):
     registrar = scene.sit(fleet=FleetDirectory(scene.owner.path))
     assert not [c for c in scene.complaints if "the broker holds roster" in c]
     shutil.copytree(scene.owner.path / "tokens", restored.path / "tokens", dirs_exist_ok=True)
-    registrar = scene.sit(fleet=restored)
-    registrar.look_for_roster()
-    scene.broker.pump()
+    registrar = scene.sit(fleet=restored, look=True)
     registrar.approve_all([scene.print_of("dev-2")], NOW_S)
     assert restored.roster.sequence > on_broker
     assert asking.granted
@@ -194,9 +192,7 @@ def test_unsigned_roster_moves_nobody(scene, restored):
     at = honest.index(b"roster/" + number) + len(b"roster/")
     forged = honest[:at] + b"9" * len(number) + honest[at + len(number) :]
     (chunk,) = split(forged, kind=ChunkKind.ROSTER, round=0)
-    registrar = scene.sit()
-    registrar.look_for_roster()
-    scene.broker.pump()
+    registrar = scene.sit(look=True)
     with pytest.raises(UntrustedError, match="did not sign"):
         scene.leave(ROSTER_TOPIC, chunk)
     registrar.publish_roster()
