@@ -20,15 +20,8 @@ class CutAt:
     def __init__(self, monkeypatch, left):
         self.left = left
         self.log = []
-        real_write = os.write
-
-        def write(handle, data):
-            if self.count("write"):
-                real_write(handle, bytes(data)[: len(data) // 2])
-                raise PowerCut
-            return real_write(handle, data)
-
-        monkeypatch.setattr(os, "write", write)
+        for name in ("write", "pwrite"):
+            monkeypatch.setattr(os, name, self.halving(name, getattr(os, name)))
         for owner, name in (
             (os, "fsync"),
             (os, "fdatasync"),
@@ -44,6 +37,15 @@ class CutAt:
         self.log.append((name, *details))
         self.left -= 1
         return self.left < 0
+
+    def halving(self, name, real):
+        def write(handle, data, *at):
+            if self.count(name):
+                real(handle, bytes(data)[: len(data) // 2], *at)
+                raise PowerCut
+            return real(handle, data, *at)
+
+        return write
 
     def cutting(self, name, real):
         def call(*arguments, **options):

@@ -72,3 +72,4 @@ def test_blocks_are_a_partition(sizes, devices, samples, edge):
         assert len(part) <= devices
         assert len(set(shelf.sizes[part] > edge)) == 1
         assert len(part) == 1 or len(part) * shelf.sizes[part].max() <= samples
+        assert shelf.sizes[part].max() <= 2 * max(shelf.sizes[part].min(), 8)

@@ -30,10 +30,10 @@ CONNECTED = Connected(session_present=False)
 class Place:
     """A device that follows no run yet, on a line that records."""
 
-    def __init__(self, root):
+    def __init__(self, root, **settings):
         self.parties, self.line, self.worker = Parties(root, "dev-1", "dev-2"), Line(), IdleWorker()
         self.member = self.parties.members["dev-1"]
-        self.runtime = new_runtime(self.member, self.line, self.worker)
+        self.runtime = new_runtime(self.member, self.line, self.worker, **settings)
         self.runtime.start()
 
     def hear(self, topic, chunk, now_s=0.0):
@@ -99,10 +99,10 @@ def test_connection_publishes_twice(place):
     assert place.line.take() == []
 
 
-def told_vitals(parties, line):
+def told_vitals(place):
     """Return the vitals in each presence that was published since the last time."""
-    member, found = parties.members["dev-1"], []
-    sent, line.sent = line.sent, []
+    member, found = place.member, []
+    sent, place.line.sent = place.line.sent, []
     for topic, chunk, _ in sent:
         if topic == TOPICS.state("dev-1"):
             payload = Reassembler().add("x", chunk, 0.0).payload
@@ -113,26 +113,26 @@ def told_vitals(parties, line):
 
 
 def test_vitals_while_connected(tmp_path, monkeypatch):
-    parties, line, uptimes = Parties(tmp_path, "dev-1"), Line(), iter(range(9))
+    uptimes = iter(range(9))
     monkeypatch.setattr("edge_client.runtime.measure", lambda _folder: Vitals(uptime_s=next(uptimes)))
-    runtime = new_runtime(parties.members["dev-1"], line, vitals=True)
-    runtime.start()
+    place = Place(tmp_path, vitals=True)
+    runtime = place.runtime
     runtime.on_event(CONNECTED, 10.0)
     runtime.tick(10.0 + PRESENCE_AGAIN_S)
     runtime.tick(10.0 + EVERY_S)
-    assert [v.uptime_s for v in told_vitals(parties, line)] == [0, 1], "once more after a connection, and not yet again"
+    assert [v.uptime_s for v in told_vitals(place)] == [0, 1], "once more after a connection, and not yet again"
     runtime.tick(10.0 + PRESENCE_AGAIN_S + EVERY_S)
-    assert [v.uptime_s for v in told_vitals(parties, line)] == [2]
+    assert [v.uptime_s for v in told_vitals(place)] == [2]
     runtime.on_event(Disconnected("gone"), 700.0)
     runtime.tick(700.0 + 9 * EVERY_S)
-    assert told_vitals(parties, line) == []
+    assert told_vitals(place) == []
     runtime.on_event(CONNECTED, 700.0 + 9 * EVERY_S)
-    assert [v.uptime_s for v in told_vitals(parties, line)] == [3]
+    assert [v.uptime_s for v in told_vitals(place)] == [3]
 
 
 def test_without_option_no_vitals_are_told(place):
     place.runtime.on_event(CONNECTED, 10.0)
-    assert told_vitals(place.parties, place.line) == [None]
+    assert told_vitals(place) == [None]
 
 
 def control(device="dev-1", fleet="reef"):

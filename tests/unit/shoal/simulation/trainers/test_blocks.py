@@ -35,19 +35,6 @@ def test_equal_shards_are_not_copied():
     assert float(block.x[0, 0, 0]) == 7.0
 
 
-def test_parts_keep_padding_small():
-    """Blocks respect both limits, never mix sizes beyond the ratio, and together are all the devices asked for."""
-    sizes = np.random.default_rng(0).integers(1, 400, 60)
-    shelf = Shelf([Shard(np.zeros((n, 2), np.float32), np.zeros(n, np.int64)) for n in sizes])
-    ids = np.arange(5, 60)
-    parts = shelf.parts(ids, Limits(7, 800))
-    assert sorted(np.concatenate(parts)) == list(ids)
-    for part in parts:
-        assert len(part) <= 7
-        assert len(part) * sizes[part].max() <= 800 or len(part) == 1
-        assert sizes[part].max() <= 2 * max(sizes[part].min(), 8)
-
-
 @pytest.mark.parametrize(
     ("sizes", "x", "y", "weights"),
     [
