@@ -1,22 +1,28 @@
-"""Predictions and exports: which model answers, one node or the ensemble, and a device that has none."""
+"""Predictions and exports: which model answers, one node or the ensemble, and a device that has none.
+
+The exported file runs in plain ONNX Runtime, with x as its only input.
+"""
 
 import dataclasses
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from edge_client.answers import inference
-from edge_client.answers.inference import Chosen, choose
+from edge_client.answers.inference import Chosen, choose, export
 from edge_client.answers.loaded_model import probabilities_of
+from edge_client.learning.model import OrtModel
 from edge_client.storage.finished_models import FinishedModels, PersonalChoice, Validation
 from edge_client.storage.scales import Scale
 from edge_client.storage.state import DeviceState, OwnModel
-from shoal.errors import ConfigError, DataError, IntegrityError
+from shoal.errors import ConfigError, DataError, IntegrityError, TaskError
 from shoal.task.manifest import TensorSpec
 from tests.helpers.parties import Parties
 from tests.helpers.plans import run_plan
+from tests.helpers.tasks import samples
 
 RUN_ID = b"r" * 16
 X = np.eye(4, dtype=np.float32)[:3]
@@ -222,3 +228,33 @@ def test_a_scale_applies_to_what_is_asked(bundle, tmp_path):
 
 def test_probabilities_of_large_outputs():
     assert probabilities_of(np.array([[1e4, 0.0]], np.float32), "classification").tolist() == [[1.0, 0.0]]
+
+
+def test_export_is_valid_onnx(bundle, tmp_path):
+    """Exported file is valid onnx and needs only x."""
+    theta = np.random.default_rng(0).standard_normal(15).astype(np.float32)
+    x, _ = samples(8)
+    path = tmp_path / "model.onnx"
+    export(bundle, theta, path)
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    assert [i.name for i in session.get_inputs()] == ["x"]
+    outputs, _ = session.run(None, {"x": x})
+    np.testing.assert_allclose(outputs, OrtModel(bundle).predict(theta, x), rtol=1e-6)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("theta", [np.zeros(14, np.float32), np.zeros(15), np.full(15, np.nan, np.float32)])
+def test_models_that_do_not_fit_are_refused(bundle, tmp_path, theta):
+    with pytest.raises(TaskError):
+        export(bundle, theta, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_does_not_exist_is_named(bundle, tmp_path):
+    path = tmp_path / "none" / "m.onnx"
+    with pytest.raises(ConfigError, match="No such file or directory") as caught:
+        export(bundle, np.zeros(15, np.float32), path)
+    assert str(caught.value).startswith(f"can't write {path}: ")
+    assert "check the folder" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """A device's stored upload: durable in one of two slots, private, and refused if damaged.
 
-An upload in pieces is stored as one, and a torn piece is found.
+An upload in pieces is stored as one, and a torn piece is found. Its residual is private to it, and None after any damage.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from edge_client.storage.pending_upload import (
     PendingUpload,
     PendingUploadFiles,
     Residual,
+    parse_residual,
     pieces_of,
     stored,
     transfer_of,
@@ -227,3 +228,38 @@ def test_torn_pieces_are_found():
     assert transfer_of(whole[:-1]) == b""
     with pytest.raises(WireError, match="does not fit"):
         pieces_of(whole + b"more")
+
+
+RUN, TRANSFER = b"r" * 16, b"t" * 16
+VECTOR = np.random.default_rng(0).standard_normal(600).astype(np.float32)
+
+
+def residual(transfer=TRANSFER, **changes):
+    return Residual.of(VECTOR, **({"run_id": RUN, "round_": 4, "model": 2, "transfer": transfer} | changes))
+
+
+def test_residual_comes_back_rounded():
+    """With one percent of rounding; a job that is repeated seals its upload anew, under another transfer id."""
+    found = parse_residual(residual().to_bytes() + b"bytes of an older, longer slot", TRANSFER)
+    assert found == residual()
+    assert (found.head.run_id, found.head.round, found.head.model, found.head.length) == (RUN, 4, 2, 600)
+    assert np.linalg.norm(found.vector() - VECTOR) < 0.02 * np.linalg.norm(VECTOR)
+    assert len(found.to_bytes()) < 600 * 1.2
+    assert (residual(b"x" * 16).vector() == found.vector()).all()
+    assert parse_residual(residual().to_bytes(), b"x" * 16) is None, "of another upload"
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 30, 60, 300, -1])
+def test_damage_is_found(at):
+    data = bytearray(residual().to_bytes())
+    data[at] ^= 1
+    assert parse_residual(bytes(data), TRANSFER) is None
+
+
+def test_every_cut_is_found():
+    data = residual().to_bytes()
+    assert all(parse_residual(data[:end], TRANSFER) is None for end in range(len(data)))
+
+
+def test_the_vector_is_in_no_repr():
+    assert repr(residual()) == "Residual(round=4, model=2, length=600)"

@@ -1,5 +1,9 @@
-"""A device's files: written completely or not at all, private, and refused if damaged."""
+"""A device's files: written completely or not at all, private, and refused if damaged.
 
+The time since the end of the last run, over restarts.
+"""
+
+import math
 import stat
 from pathlib import Path
 
@@ -7,7 +11,16 @@ import numpy as np
 import pytest
 
 from crypto.seal.replay import ReplayWatermark
-from edge_client.storage.state import RUN_FILE, TROUBLE_BYTES, TROUBLE_FILE, DeviceState, OwnModel
+from edge_client.storage.state import (
+    REST_FILE,
+    RUN_FILE,
+    SAVED_EVERY_S,
+    TROUBLE_BYTES,
+    TROUBLE_FILE,
+    DeviceState,
+    OwnModel,
+    Rest,
+)
 from shoal.errors import IntegrityError, StorageError
 from shoal.util.files import free_bytes, private_directory, write_private
 from tests.helpers.disks import fill, small_disk
@@ -112,3 +125,31 @@ def test_a_long_text_fits_the_note(tmp_path):
     state.save_trouble(StorageError("\x01" * 5000, hint="\x02" * 5000), "now")
     assert len(state.load_trouble()["error"]) > 100
     assert (tmp_path / TROUBLE_FILE).stat().st_size == TROUBLE_BYTES
+
+
+def test_time_while_the_program_runs_counts(tmp_path):
+    rest = Rest(tmp_path)
+    assert rest.seconds(5.0) == math.inf, "no run has ended yet"
+    rest.keep_up(5.0)
+    assert not (tmp_path / REST_FILE).exists()
+    rest.begin(100.0)
+    assert rest.seconds(130.0) == 30.0
+    rest.keep_up(100.0 + SAVED_EVERY_S)
+    again = Rest(tmp_path)
+    assert again.seconds(9e9) == SAVED_EVERY_S, "the clock of another start says nothing"
+    again.keep_up(7.0)
+    assert again.seconds(17.0) == SAVED_EVERY_S + 10.0
+
+
+def test_a_crash_loses_what_was_not_saved(tmp_path):
+    rest = Rest(tmp_path)
+    rest.begin(0.0)
+    rest.keep_up(SAVED_EVERY_S - 1)
+    assert Rest(tmp_path).seconds(0.0) == 0.0
+    rest.keep_up(SAVED_EVERY_S - 1, closing=True)
+    assert Rest(tmp_path).seconds(0.0) == SAVED_EVERY_S - 1
+
+
+def test_a_damaged_file_delays(tmp_path):
+    write_private(tmp_path / REST_FILE, b"-1e9")
+    assert Rest(tmp_path).seconds(0.0) == 0.0

@@ -1,4 +1,4 @@
-"""`shoal new`: every start runs, and its own tests pass."""
+"""`shoal new`: every start runs, and its own tests pass; writing the files of a start."""
 
 import os
 import subprocess
@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
+from shoal.errors import ConfigError
+from shoal.new import cli
 from shoal.new.cli import KINDS
 from tests.helpers.trees import ROOT
 
@@ -74,3 +76,25 @@ def test_a_folder_with_files_is_left_alone(tmp_path, new):
     told = new("task", "my-idea")
     assert "is not empty" in str(told.exception)
     assert [path.name for path in (tmp_path / "my-idea").iterdir()] == ["mine"]
+
+
+def test_names_fill_the_templates(tmp_path):
+    """Names stand where the templates have them."""
+    paths = cli.write_start("strategy", "two-words", tmp_path / "new")
+    text = (tmp_path / "new" / "two_words.py").read_text()
+    assert "class TwoWords(shoal.FedAvg):" in text
+    assert [path.name for path in paths] == ["pyproject.toml", "test_two_words.py", "two_words.py"]
+
+
+def test_folder_that_cannot_be_made_is_error(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="can't write"):
+        cli.write_start("task", "idea", tmp_path / "file" / "new")
+
+
+def test_missing_templates_are_told(tmp_path, monkeypatch):
+    """An installation without templates is told."""
+    monkeypatch.setattr(cli, "files", lambda _: tmp_path)
+    (tmp_path / "templates" / "task").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no templates for a task"):
+        cli.write_start("task", "idea", tmp_path / "new")
