@@ -85,10 +85,10 @@ def loop(runtime, *events, once=False, inbox=None, models=NO_MODELS, turn=None):
 
 
 def test_events_are_handled_in_order():
-    """Events reach the device in order and callbacks are called between them."""
+    """Callbacks are called between them, and nothing is handled after the request to stop."""
     runtime, event = Runtime(), Connected(session_present=True)
-    loop(runtime, event, lambda: runtime.events.append("job done"), event)
-    assert runtime.events == [event, "job done", event]
+    loop(runtime, event, lambda: runtime.events.append("job done"), event, None, event)
+    assert (runtime.events, runtime.ticks) == ([event, "job done", event], 0)
 
 
 def test_hanging_training_is_not_reported(monkeypatch):
@@ -108,13 +108,6 @@ def test_hanging_training_is_not_reported(monkeypatch):
     monkeypatch.setattr(inbox, "batch", lambda _: iter(()) if len(turns) < 3 else iter((None,)))
     loop(Runtime(), inbox=inbox, turn=lambda: turns.append(None))
     assert len(turns) == 3
-
-
-def test_no_events_after_a_stop():
-    """Events after the request to stop are not handled."""
-    runtime = Runtime()
-    loop(runtime, None, Connected(session_present=True))
-    assert (runtime.events, runtime.ticks) == ([], 0)
 
 
 def test_name_of_another_ends_with_a_hint():
@@ -191,37 +184,22 @@ def test_turns_close_together_look_once(monkeypatch, once, looks):
 
 
 def test_loop_goes_on_after_a_run(monkeypatch):
-    """Without once each end of a run is recorded and the loop goes on."""
-    monkeypatch.setattr(daemon, "POLL_S", 0.0)
-    runtime, inbox = Runtime(), Inbox()
-    inbox.put(ended(runtime))
-
-    def tick(now_s):
-        runtime.ticks += 1
-        if runtime.ticks == 3:
-            inbox.put(None)
-
-    runtime.tick = tick
-    loop(runtime, inbox=inbox)
-    assert (runtime.ticks, runtime.ends) == (3, 3)
-
-
-def test_memory_is_settled_once_for_each_run(monkeypatch):
+    """Without once each end of a run is recorded and the loop goes on; memory is settled once for each run."""
     settled = []
     monkeypatch.setattr(daemon, "settle", lambda: settled.append(runtime.following))
     monkeypatch.setattr(daemon, "POLL_S", 0.0)
-    runtime, inbox, runs = Runtime(), Inbox(), iter([None, 4, 4, 5])
+    runtime, inbox, runs = Runtime(), Inbox(), [None, 4, 4, 5, 5]
+    inbox.put(ended(runtime))
 
-    def tick(now_s):
-        following = next(runs, "end")
-        if following == "end":
+    def tick(_now_s):
+        runtime.following = runs[runtime.ticks]
+        runtime.ticks += 1
+        if runtime.ticks == len(runs):
             inbox.put(None)
-        else:
-            runtime.following = following
 
     runtime.tick = tick
     loop(runtime, inbox=inbox)
-    assert settled == [4, 5]
+    assert (runtime.ticks, runtime.ends, settled) == (5, 5, [4, 5])
 
 
 # ------------------------------------------------------------------------------------------------- start and end

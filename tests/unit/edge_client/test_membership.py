@@ -234,12 +234,6 @@ def sealed(parties, plain=b"x", purpose="control", *, key=None, sender="aggregat
     return payload, Fingerprint.of(payload).signed
 
 
-def test_broadcast_opens_with_its_purpose(parties, member):
-    """A broadcast is opened with its purpose."""
-    purpose, plain = member.open_broadcast(*sealed(parties, b"hello", "announcement"))
-    assert (purpose, bytes(plain)) == ("announcement", b"hello")
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -260,8 +254,8 @@ def test_newer_broadcast_key_changes_ours(parties, member):
     """A message under a newer broadcast key changes the key we answer under."""
     rotate(parties, "dev-2", "aggregator")
     newer, grant = parties.server.next.broadcast_key, member.grant
-    member.open_broadcast(*sealed(parties, key=newer))
-    assert member.group.secret == newer
+    purpose, plain = member.open_broadcast(*sealed(parties, b"hello", "announcement", key=newer))
+    assert (purpose, bytes(plain), member.group.secret) == ("announcement", b"hello", newer)
     assert member.grant is grant, "only a run puts the other keys in force"
     member.open_broadcast(*sealed(parties))
     assert member.group.secret == grant.broadcast_key, "the fleet may go back to the keys in force"

@@ -208,12 +208,6 @@ def mean_of(scene, models, **changes):
     return label, transfer, scene.transfers[label, transfer]
 
 
-def test_mean_under_another_mask_is_refused(scene, models):
-    label, transfer, plain = mean_of(scene, models, key_id=b"k" * 16)
-    with pytest.raises(KeyMismatchError):
-        models["dev-1"].take(label, transfer, memoryview(plain))
-
-
 @pytest.mark.parametrize(
     "tail",
     [b"", b"\0" * 3, b"\0" * 4 * (LENGTH - 1), b"\xff" * 4 * LENGTH, b"\x7f" * 4 * LENGTH],
@@ -226,11 +220,14 @@ def test_unfit_mean_is_refused(scene, models, tail):
         models["dev-1"].take(label, transfer, memoryview(plain[: -4 * LENGTH] + tail))
 
 
-def test_a_mean_of_another_round_is_refused(scene, models):
-    label, transfer, _ = mean_of(scene, models)
-    other = scene.step(2, {0: ONE}).means[0]
-    with pytest.raises(UntrustedError, match="is not the announced one"):
-        models["dev-1"].take(label, transfer, memoryview(scene.transfers[other.label, other.transfer]))
+def test_mean_of_another_place_is_refused(scene, models):
+    """A mean under another mask or of another round is refused."""
+    label, transfer, plain = mean_of(scene, models, key_id=b"k" * 16)
+    ref = scene.step(2, {0: ONE}).means[0]
+    other = scene.transfers[ref.label, ref.transfer]
+    for mean, error, message in ((plain, KeyMismatchError, None), (other, UntrustedError, "is not the announced one")):
+        with pytest.raises(error, match=message):
+            models["dev-1"].take(label, transfer, memoryview(mean))
 
 
 def early_mean(scene, models):

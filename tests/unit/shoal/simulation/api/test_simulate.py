@@ -1,5 +1,6 @@
 """Runs by `shoal.simulate`: groups found under every mask, every kind of model and task, and the refusals of bad input."""
 
+import re
 import sys
 
 import numpy as np
@@ -151,9 +152,6 @@ def test_rule_and_precisions_are_the_callers():
     runs = [shoal.simulate(softmax, plain(), strategy="fedavg", rounds=3, **way) for way in ways]
     assert len({run.loss.tobytes() for run in runs}) == 4
     assert np.allclose(runs[1].loss, runs[0].loss, rtol=0.05)
-    for way in ("precision", "precision_down"):
-        with pytest.raises(UsageError, match=r"precision_\w+ is one of float32, float16, int8, not 'int4'"):
-            shoal.simulate(softmax, plain(), strategy="fedavg", rounds=1, **{way: "int4"})
 
 
 def test_equal_seeds_give_equal_results():
@@ -326,13 +324,6 @@ def test_regressions_finish_is_a_loss():
     assert np.nanmax(result.personal) < np.nanmin(result.loss) / 2, "one model can't predict both signs"
 
 
-def test_unfit_mode_of_strategy_is_refused():
-    """A mode that a strategy does not work in is refused."""
-    with pytest.raises(ConfigError, match="coordinate-median does not work in mask mode rotation") as caught:
-        shoal.simulate(softmax, plain(), strategy=CoordinateMedian)
-    assert caught.value.hint == "it works in: none, permutation, signed-permutation"
-
-
 def test_no_test_share_no_accuracy():
     """Devices without a test share have no accuracy; the finish needs no share, and leaves torch's threads."""
     threads, partitions = torch.get_num_threads(), plain()
@@ -394,14 +385,8 @@ def two_relations(unit=1.0):
 
 
 def test_the_owner_may_allow_means_of_two():
-    with pytest.raises(ConfigError, match="min_contributors 3 wants 3 devices in each mean, and there are 2") as caught:
-        shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1)
-    assert "min_contributors" in caught.value.hint
     result = shoal.simulate(softmax, plain()[:2], strategy="fedavg", rounds=1, min_contributors=2)
     assert result.clusters.tolist() == [0, 0]
-    for wrong in (0, 1.5, "2"):
-        with pytest.raises(UsageError, match="min_contributors is a whole number"):
-            shoal.simulate(softmax, plain(), min_contributors=wrong)
 
 
 def test_any_other_module_finishes_too():
@@ -466,14 +451,6 @@ def test_false_targets_harm_nobody_else(strategy):
     assert len(set(result.clusters[1:4].tolist())) == len(set(result.clusters[4:].tolist())) == 1
     assert result.clusters[1] != result.clusters[4]
     assert (result.loss[1:] < 1.5 * without.loss).all()
-
-
-def test_training_of_all_devices_diverges():
-    with pytest.raises(TaskError, match="training diverged") as caught:
-        shoal.simulate(
-            nn.Linear(5, 1), targets(), strategy="fedavg", task="regression", local={"lr": 1e6, "epochs": 10}
-        )
-    assert caught.value.hint == "lower the learning rate, or set clip"
 
 
 def test_progress_is_a_line_a_round(capsys):
@@ -562,16 +539,50 @@ BAD = {
     "two models": (
         {"model": [softmax(), softmax()]},
         ConfigError,
-        r"^fedavg begins with 1 models, and the run has 2$",
+        "^fedavg begins with 1 models, and the run has 2;",
     ),
     "unlike models": ({"model": [softmax(), nn.Linear(6, 2)], "strategy": "cfl"}, UsageError, "different layers"),
     "no models": ({"model": [softmax(), 3], "strategy": "cfl"}, UsageError, "one of the models is a int"),
     "empty models": ({"model": [], "strategy": "cfl"}, UsageError, "model is a list"),
+    "strategy's mode": (
+        {"strategy": CoordinateMedian},
+        ConfigError,
+        "coordinate-median does not work in mask mode rotation; it works in: none, permutation, signed-permutation$",
+    ),
+    "divergence": (
+        {"model": nn.Linear(5, 1), "partitions": targets(), "task": "regression", "local": {"lr": 1e6, "epochs": 10}},
+        TaskError,
+        "training diverged.*; lower the learning rate, or set clip$",
+    ),
+    **{
+        name: ({name: "int4"}, UsageError, r"precision_\w+ is one of float32, float16, int8, not 'int4'")
+        for name in ("precision", "precision_down")
+    },
+    "few devices": (
+        {"partitions": plain()[:2]},
+        ConfigError,
+        "min_contributors 3 wants 3 devices in each mean, and there are 2: .*; lower min_contributors",
+    ),
+    **{
+        f"contributors {wrong!r}": ({"min_contributors": wrong}, UsageError, "min_contributors is a whole number")
+        for wrong in (0, 1.5, "2")
+    },
     "proximal": ({"strategy": "fedprox"}, ConfigError, "prox_mu is 0"),
 }
 
 
-SELF_EXPLAINING = ("local's value", "two models", "rounds", "seed", "participation", "file", "inputs", "targets")
+SELF_EXPLAINING = (
+    "local's value",
+    "two models",
+    "rounds",
+    "seed",
+    "participation",
+    "file",
+    "inputs",
+    "targets",
+    "precision",
+    "contributors",
+)
 """Their message says it all; every other one has a hint."""
 
 
@@ -579,9 +590,10 @@ SELF_EXPLAINING = ("local's value", "two models", "rounds", "seed", "participati
 def test_bad_input_is_refused(name):
     arguments, kind, text = BAD[name]
     arguments = {"model": softmax(), "partitions": plain(6), "strategy": "fedavg", "rounds": 1, **arguments}
-    with pytest.raises(kind, match=text) as caught:
+    with pytest.raises(kind) as caught:
         shoal.simulate(arguments.pop("model"), arguments.pop("partitions"), **arguments)
-    assert caught.value.hint or name in SELF_EXPLAINING
+    assert re.search(text, f"{caught.value}; {caught.value.hint}")
+    assert caught.value.hint or name.startswith(SELF_EXPLAINING)
 
 
 def test_models_above_are_candidates(monkeypatch):
