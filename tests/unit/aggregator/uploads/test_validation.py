@@ -75,12 +75,6 @@ def test_digest_tells_uploads_apart():
     assert verifier.upload("dev-1", transfer(*upload()), ROSTER).digest != digest
 
 
-def test_vectorless_report_has_no_norm():
-    """A report without a vector has no norm."""
-    header, _ = upload()
-    assert verify(dataclasses.replace(header, length=0), b"").norm == 0.0
-
-
 @pytest.mark.parametrize("device", ["dev-9", "dev-1"])
 def test_unknown_and_revoked_stay_unopened(device):
     """Unknown and revoked devices are refused before anything is opened."""
@@ -234,9 +228,10 @@ def in_precision(precision, values=None, *, norm_limit=10.0, **changes):
     return run, header, encode_vector(values, precision, b"seed")
 
 
-def test_short_precision_report_is_empty():
-    """A report in a short precision has no vector."""
-    run, header, _ = in_precision("float16")
+@pytest.mark.parametrize("precision", limits.PRECISIONS)
+def test_vectorless_report_has_no_norm(precision):
+    """A report without a vector has no norm."""
+    run, header, _ = in_precision(precision)
     assert verify(dataclasses.replace(header, length=0), b"", run=run).norm == 0.0
 
 
