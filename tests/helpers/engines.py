@@ -57,6 +57,12 @@ def give(engine, state, *devices, **changes):
     return state, actions
 
 
+def answered(*given, devices=DEVICES, **changes):
+    """Return (engine, state) with round 1 open for all devices and answered by those ``given``."""
+    engine, state = opened(devices, **changes)
+    return engine, give(engine, state, *given)[0]
+
+
 def mean_of(state):
     """Return the mean (d,) float32 of the last round of a run with one model."""
     (mean,) = state.held.steps[-1].means

@@ -9,7 +9,7 @@ import pytest
 from aggregator.rounds.duplicates_and_limits import Decision
 from aggregator.rounds.state import CameOnline, DeadlinePassed, Declined, Left, RoundClosed
 from shoal.protocol.messages import DeclineReason, Phase
-from tests.helpers.engines import DEVICES, give, kinds, mean_of, opened
+from tests.helpers.engines import DEVICES, answered, give, kinds, mean_of, opened
 from tests.helpers.plans import KEY_VERSION, D, digest_of, stored, upload_of
 
 DIGEST = b"d" * 32
@@ -70,8 +70,7 @@ def test_nothing_is_taken_between_rounds():
 
 def test_resend_is_no_second_upload():
     """Exactly once: the same bytes are a duplicate, other bytes are refused."""
-    engine, state = opened()
-    state, _ = give(engine, state, "dev-1")
+    engine, state = answered("dev-1")
     again = upload_of(engine, state, "dev-1")
     other = upload_of(engine, state, "dev-1", values=np.zeros(6))
     assert engine.validate(state, again[0], digest_of(*again)) == (Decision.DUPLICATE, "")
@@ -80,8 +79,7 @@ def test_resend_is_no_second_upload():
 
 def test_unordered_vector_is_refused():
     """Validate wants no vector where none was ordered."""
-    engine, state = opened(devices=("dev-1",), rounds=1)
-    state, _ = give(engine, state, "dev-1")
+    engine, state = answered("dev-1", devices=("dev-1",), rounds=1)
     assert state.plan.final
     assert says(engine, state) == STORED
     assert says(engine, state, length=6) == (Decision.REFUSE, "a vector of length 6")
@@ -126,8 +124,7 @@ def test_stored_upload_counts_once():
 
 def test_finished_run_knows_what_came_last():
     """Also in an aggregator that was started again: the same bytes are acknowledged, anything else comes too late."""
-    engine, state = opened(rounds=1)
-    state, _ = give(engine, state, *DEVICES)
+    engine, state = answered(*DEVICES, rounds=1)
     # A seal has other bytes each time.
     plain, *there, away = sorted(DEVICES, key=lambda device: state.plan.assignments[device].seal)
     state, _ = give(engine, state, plain, *there)

@@ -16,7 +16,7 @@ from aggregator.rounds.engine import (
     WentOffline,
 )
 from shoal.protocol.messages import Phase, Share
-from tests.helpers.engines import DEVICES, give, kinds, mean_of, online, opened
+from tests.helpers.engines import DEVICES, answered, give, kinds, mean_of, online, opened
 from tests.helpers.plans import engine_of, run_plan, stored, upload_of
 
 # ---------------------------------------------------------------------------------------------------- rounds
@@ -68,8 +68,7 @@ def test_closes_when_all_have_answered():
 
 def test_deadline_closes_round_on_its_quorum():
     """Quorum 0.6 of five is three: two and the deadline wait on, the third closes at once."""
-    engine, state = opened()
-    state, _ = give(engine, state, "dev-1", "dev-2")
+    engine, state = answered("dev-1", "dev-2")
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
     state, (closed, open_) = give(engine, state, "dev-5")
@@ -80,8 +79,7 @@ def test_deadline_closes_round_on_its_quorum():
 
 def test_deadline_of_another_round():
     """A deadline of another round means nothing."""
-    engine, state = opened()
-    state, _ = give(engine, state, *DEVICES)
+    engine, state = answered(*DEVICES)
     assert state.round == 2
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert actions == ()
@@ -90,8 +88,7 @@ def test_deadline_of_another_round():
 
 def test_gone_device_is_not_waited_for():
     """Nobody waits for a device that is gone."""
-    engine, state = opened()
-    state, _ = give(engine, state, "dev-1", "dev-2", "dev-3")
+    engine, state = answered("dev-1", "dev-2", "dev-3")
     state, actions = engine.handle(state, WentOffline("dev-4"))
     assert actions == ()
     _, (closed, open_) = engine.handle(state, WentOffline("dev-5"))
@@ -112,8 +109,7 @@ def test_revoked_device_is_not_counted():
 
 def test_revoked_after_its_answer_counts():
     """Its upload was durable before."""
-    engine, state = opened(quorum=1.0)
-    state, _ = give(engine, state, "dev-5")
+    engine, state = answered("dev-5", quorum=1.0)
     state, _ = engine.handle(state, Left("dev-5"))
     state, actions = give(engine, state, *DEVICES[:4])
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
@@ -225,8 +221,7 @@ def durable(engine, state, device):
 
 def test_durable_together_count_in_one_round():
     """After the deadline the first of them already makes the quorum; the others must not fall into the next round."""
-    engine, state = opened(quorum=0.6)
-    state, _ = give(engine, state, *DEVICES[:2])
+    engine, state = answered(*DEVICES[:2], quorum=0.6)
     state, actions = engine.handle(state, DeadlinePassed(1))
     assert not actions
     recorded = engine.record(state, [durable(engine, state, device) for device in DEVICES[2:]])

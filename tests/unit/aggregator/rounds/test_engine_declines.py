@@ -7,7 +7,7 @@ import pytest
 from aggregator.rounds.state import DeadlinePassed, Declined
 from aggregator.run_log import RunLog, waiting_for
 from shoal.protocol.messages import DeclineReason
-from tests.helpers.engines import DEVICES, give, kinds, opened
+from tests.helpers.engines import DEVICES, answered, give, kinds, opened
 from tests.helpers.plans import run_plan
 
 
@@ -31,8 +31,7 @@ def test_closes_when_all_others_answered():
 
 
 def test_last_to_decline_closes_the_round():
-    engine, state = opened()
-    state, _ = give(engine, state, *DEVICES[:4])
+    engine, state = answered(*DEVICES[:4])
     _, actions = decline(engine, state, "dev-5", reason=DeclineReason.TASK)
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
     assert actions[0].record.declined == {"dev-5": "task"}

@@ -15,7 +15,7 @@ from aggregator.rounds.state import (
     newest,
     phase_of,
 )
-from tests.helpers.engines import DEVICES, give, kinds, opened
+from tests.helpers.engines import DEVICES, answered, give, kinds, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
 
 
@@ -88,8 +88,7 @@ def test_stop_ends_with_a_final_round():
 
 def test_stop_now_closes_with_durable_ones():
     """A stop now closes the round with the uploads that are durable."""
-    engine, state = opened(rounds=9)
-    state, _ = give(engine, state, "dev-1", "dev-2")
+    engine, state = answered("dev-1", "dev-2", rounds=9)
     state, actions = order(engine, state, Order.STOP_NOW)
     assert kinds(actions) == ["RoundClosed", "OpenRound"]
     assert (actions[0].record.contributed, actions[1].plan.final) == (2, True)

@@ -3,7 +3,7 @@
 from aggregator.rounds.engine import DeadlinePassed
 from aggregator.rounds.state import Order, Ordered, WentOffline
 from aggregator.status.watch import run_facts
-from tests.helpers.engines import DEVICES, give, online, opened
+from tests.helpers.engines import DEVICES, answered, give, online, opened
 from tests.helpers.plans import KEY_VERSION, engine_of, run_plan
 
 
@@ -28,8 +28,7 @@ def test_gathering_waits_for_the_offline():
 
 def test_round_waits_for_missing_uploads():
     """In a round those that have not uploaded are waited for."""
-    engine, state = opened(quorum=0.8)
-    state, _ = give(engine, state, "dev-1", "dev-3")
+    engine, state = answered("dev-1", "dev-3", quorum=0.8)
     state, _ = engine.handle(state, WentOffline("dev-2"))
     found = facts(state)
     assert (found.phase, found.round, found.received, found.quorum) == ("round", 1, 2, 4)
@@ -39,8 +38,7 @@ def test_round_waits_for_missing_uploads():
 
 def test_closing_round_waits_for_nobody():
     """A round that is being closed waits for no device."""
-    engine, state = opened(quorum=0.8)
-    state, _ = give(engine, state, "dev-1")
+    engine, state = answered("dev-1", quorum=0.8)
     state, _ = engine.handle(state, DeadlinePassed(1))
     found = facts(state)
     assert (found.computing, found.waiting, bool(found.shortage)) == (False, DEVICES[1:], True)
