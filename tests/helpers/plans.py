@@ -245,6 +245,11 @@ class Rounds:
         """Do so many rounds and return the outcome of the last."""
         return [self.step(answer, present) for _ in range(rounds)][-1]
 
+    def after(self, answer, rounds=1, present=None):
+        """Do so many rounds and return these `Rounds`."""
+        self.go(answer, rounds, present)
+        return self
+
     def settle(self):
         """Let the devices take the means of the round that has closed."""
         models = self.strategy.models_of(self.state)

@@ -26,8 +26,7 @@ def answer(device, assignment, round_):
 
 @pytest.mark.parametrize(("weighting", "weights"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])])
 def test_model_moves_by_the_weighted_means(weighting, weights):
-    rounds = Rounds(run_plan(weighting=weighting), DEVICES)
-    rounds.go(answer, 3)
+    rounds = Rounds(run_plan(weighting=weighting), DEVICES).after(answer, 3)
     mean = sum(w * VECTORS[d].astype(np.float64) for w, d in zip(weights, DEVICES, strict=True))
     slot = rounds.state.slot
     np.testing.assert_allclose(rounds.theta(slot), mean * 6, rtol=1e-5)
@@ -36,8 +35,7 @@ def test_model_moves_by_the_weighted_means(weighting, weights):
 
 def test_too_few_leave_the_model():
     """Too few contributors leave the model as it was."""
-    rounds = Rounds(run_plan(min_contributors=3), DEVICES)
-    rounds.step(answer, present=("dev-1", "dev-2"))
+    rounds = Rounds(run_plan(min_contributors=3), DEVICES).after(answer, present=("dev-1", "dev-2"))
     assert rounds.state.slot == ClusterModel()
     rounds.step(answer)
     assert rounds.state.slot.version == 2
@@ -45,8 +43,7 @@ def test_too_few_leave_the_model():
 
 def test_round_without_answers():
     """A round without answers changes nothing."""
-    rounds = Rounds(run_plan(), DEVICES)
-    rounds.step(answer)
+    rounds = Rounds(run_plan(), DEVICES).after(answer)
     before = rounds.state
     outcome = rounds.step(lambda *_: None)
     assert rounds.state == before

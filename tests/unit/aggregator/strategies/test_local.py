@@ -20,8 +20,7 @@ def answer(device, assignment, round_):
 
 def test_every_device_keeps_its_own_sum():
     """A newcomer gets a model of its own and shifts nobody."""
-    rounds = Rounds(run_plan("local"), DEVICES)
-    rounds.step(answer)
+    rounds = Rounds(run_plan("local"), DEVICES).after(answer)
     outcome = rounds.step(answer, present=("dev-a", "dev-c", "dev-0"))
     assert outcome.clusters == {"dev-a": 0, "dev-b": 1, "dev-c": 2, "dev-0": 3}
     for device, times in {"dev-a": 2, "dev-b": 1, "dev-c": 2, "dev-0": 1}.items():
@@ -30,8 +29,7 @@ def test_every_device_keeps_its_own_sum():
 
 
 def test_in_end_everybody_has_its_own_model():
-    rounds = Rounds(run_plan("local"), DEVICES)
-    rounds.step(answer)
+    rounds = Rounds(run_plan("local"), DEVICES).after(answer)
     assert {slot.version for slot in rounds.state.slots} == {1}
     assert 0 in numbers_in(rounds.state), "the origin stays in use for newcomers"
     plan = rounds.strategy.final(rounds.state, 21, ("dev-0", "dev-c"))

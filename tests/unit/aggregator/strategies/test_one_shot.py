@@ -47,8 +47,7 @@ def test_first_round_finds_the_groups():
 
 def test_each_cluster_is_averaged_alone():
     """Then each cluster is averaged by itself."""
-    rounds = one_shot(start="origin")
-    rounds.step(answer)
+    rounds = one_shot(start="origin").after(answer)
     assert rounds.state.slots == (ClusterModel(), ClusterModel())
     rounds.step(answer)
     for j, slot in enumerate(rounds.state.slots):
@@ -104,11 +103,9 @@ def test_too_few_models_are_asked_for_again():
 
 def test_cluster_of_too_few_joins_nearest():
     """Its model could not move. If all devices together are too few, the one cluster stays at the origin."""
-    rounds = one_shot(min_contributors=3)
-    rounds.step(answer, present=DEVICES[:5])
+    rounds = one_shot(min_contributors=3).after(answer, present=DEVICES[:5])
     assert [s.version for s in rounds.state.slots] == [1]
-    rounds = one_shot(min_contributors=6)
-    rounds.step(answer, present=DEVICES[:5])
+    rounds = one_shot(min_contributors=6).after(answer, present=DEVICES[:5])
     assert [s.version for s in rounds.state.slots] == [0]
 
 

@@ -165,8 +165,7 @@ def test_silent_newcomer_chooses_by_loss():
 
 def test_other_plan_chooses_by_loss():
     """The other plan of a placement lets the cohort train and newcomers choose by loss."""
-    rounds = fedgroup(participation=0.5)
-    rounds.step(answer)
+    rounds = fedgroup(participation=0.5).after(answer)
     known = rounds.state.clusters
     _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
     state, other = plan.otherwise
@@ -203,8 +202,9 @@ def test_small_group_joins_the_nearest():
 
 def test_no_groups_end_with_one_model():
     """While no groups are found all end with the one model."""
-    rounds = Rounds(run_plan("fedgroup", {}), DEVICES)
-    rounds.step(lambda d, o, r: dataclasses.replace(answer(d, o, r), vector=STEP[DEVICES[0]]))
+    rounds = Rounds(run_plan("fedgroup", {}), DEVICES).after(
+        lambda d, o, r: dataclasses.replace(answer(d, o, r), vector=STEP[DEVICES[0]])
+    )
     plan = rounds.strategy.final(rounds.state, 2, DEVICES)
     (model,) = plan.models
     assert {o.candidates for o in plan.assignments.values()} == {(model,)}
@@ -223,8 +223,7 @@ def test_rcc_groups_by_the_nearest_drawn():
     assert len(outcome.clusters) == 6
     for model, i in zip(rounds.state.directions, random_centres(rows, 2, 3), strict=True):
         np.testing.assert_allclose(rounds.theta(model), rows[i], rtol=1e-5)
-    rounds = fedgroup(rcc="on", alpha=6, min_contributors=2)
-    rounds.step(answer)
+    rounds = fedgroup(rcc="on", alpha=6, min_contributors=2).after(answer)
     assert rounds.state.directions == (), "a mean needs two devices"
 
 
@@ -250,8 +249,7 @@ def test_too_few_cold_devices_start_nothing():
 
 def test_too_few_start_at_the_origin():
     """Together they are too few as well, so no group could take them in."""
-    rounds = fedgroup(alpha=6, min_contributors=13)
-    rounds.step(answer)
+    rounds = fedgroup(alpha=6, min_contributors=13).after(answer)
     rounds.step(answer)
     assert rounds.state.slots == (ClusterModel(),)
 

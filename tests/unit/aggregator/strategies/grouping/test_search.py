@@ -141,15 +141,13 @@ def test_look_asks_all_devices():
 
 def test_no_look_without_use():
     """There is no look that the run could not use."""
-    rounds = rounds_of(rounds=5)
-    rounds.go(Fleet(), 5)
+    rounds = rounds_of(rounds=5).after(Fleet(), 5)
     assert kinds(rounds) == []
 
 
 def test_too_few_for_two_are_one_group():
     """Too few devices for two means are one group."""
-    rounds = rounds_of()
-    rounds.go(Fleet(), 2, present=DEVICES[:5])
+    rounds = rounds_of().after(Fleet(), 2, present=DEVICES[:5])
     assert kinds(rounds) == []
     assert rounds.state.search.trained == 2
 

@@ -66,22 +66,19 @@ def test_one_false_loss_chooses_no_cluster(lie):
     ids=["means of one, as in the paper", "enough choose it", "no cluster can spare devices"],
 )
 def test_models_that_are_not_refilled(least, empty, version):
-    rounds = given_k(min_contributors=least)
-    rounds.go(all_but(empty), 6)
+    rounds = given_k(min_contributors=least).after(all_but(empty), 6)
     assert (rounds.events, rounds.state.slots[2].version) == ([], version)
 
 
 def test_nothing_counts_before_all_chose():
     """Nothing is counted before all devices have chosen."""
-    rounds = given_k()
-    rounds.go(all_but({2}), 6, present=DEVICES[:9])
+    rounds = given_k().after(all_but({2}), 6, present=DEVICES[:9])
     assert rounds.state.idle == {}
 
 
 def found(**changes):
     """Return rounds of IFCA that has found three models."""
-    rounds = Rounds(run_plan("ifca", {}, **{"min_contributors": 3, **changes}), DEVICES)
-    rounds.step(all_but(set()))
+    rounds = Rounds(run_plan("ifca", {}, **{"min_contributors": 3, **changes}), DEVICES).after(all_but(set()))
     models = [rounds.state.search.one] * 3
     clusters = {d: i % 3 for i, d in enumerate(DEVICES)}
     rounds.state = dataclasses.replace(rounds.state, slots=tuple(models), choice=clusters, search=None)
@@ -90,8 +87,7 @@ def found(**changes):
 
 
 def test_model_of_found_k_is_offered_no_more():
-    rounds = found()
-    rounds.go(all_but({1}), IDLE_ROUNDS)
+    rounds = found().after(all_but({1}), IDLE_ROUNDS)
     (event,) = rounds.events
     assert (event.kind, dict(event.detail)) == ("model-retired", {"model": 1, "devices": 0, "rounds": IDLE_ROUNDS})
     rounds.reload()
@@ -120,8 +116,7 @@ def test_retired_models_devices_choose_again():
 
 
 def test_one_model_always_stays():
-    rounds = found(min_contributors=1)
-    rounds.go(all_but({1, 2}), IDLE_ROUNDS + 2)
+    rounds = found(min_contributors=1).after(all_but({1, 2}), IDLE_ROUNDS + 2)
     assert rounds.state.retired == {1, 2}
     for _ in range(IDLE_ROUNDS + 2):
         rounds.step(all_but(set()))

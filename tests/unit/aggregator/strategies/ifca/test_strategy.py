@@ -47,16 +47,14 @@ def expected(present, j, how):
 @pytest.mark.parametrize("how", ["cluster", "participants", "machines", "samples"])
 @pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
 def test_each_model_moves_by_its_own_devices(how, present):
-    rounds = ifca(normalise=how)
-    rounds.step(answer, present)
+    rounds = ifca(normalise=how).after(answer, present=present)
     for j, slot in enumerate(rounds.state.slots):
         np.testing.assert_allclose(rounds.theta(slot), expected(present, j, how), rtol=1e-5)
         assert rounds.states[slot.origin].model == j
 
 
 def test_an_empty_cluster_keeps_its_model():
-    rounds = ifca()
-    rounds.step(answer, present=("dev-0", "dev-3"))
+    rounds = ifca().after(answer, present=("dev-0", "dev-3"))
     assert [slot.version for slot in rounds.state.slots] == [1, 0]
 
 
@@ -104,16 +102,14 @@ def test_the_start_of_least_loss_is_kept(losses):
 
 def test_unanswered_start_is_never_best():
     """A start without an answer is never the best."""
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(lambda *_: None)
+    rounds = ifca(restarts=2, restart_rounds=1).after(lambda *_: None)
     rounds.step(losing((9.9, 9.9)))
     assert rounds.events[-1].detail["start"] == 1
 
 
 def test_final_round_offers_the_kept_start():
     """The final round offers every model of the kept start."""
-    rounds = ifca(restarts=2, restart_rounds=1)
-    rounds.step(losing((0.5, 0.1)))
+    rounds = ifca(restarts=2, restart_rounds=1).after(losing((0.5, 0.1)))
     rounds.step(losing((0.5, 0.1)))
     plan = rounds.strategy.final(rounds.state, 9, DEVICES)
     assert (set(plan.models), plan.assignments["dev-0"].candidates) == ({2, 3}, (2, 3))
@@ -149,8 +145,7 @@ PARTS = (SegmentSpec("shared", 4), SegmentSpec("cluster", 2))
 @pytest.mark.parametrize("present", [DEVICES, ("dev-0", "dev-2", "dev-3", "dev-4")])
 def test_all_participants_move_the_shared(how, present):
     """Section 4.3: the shared segment is averaged like the model of one cluster that holds all participants."""
-    rounds = ifca(normalise=how, segments=PARTS)
-    rounds.step(answer, present)
+    rounds = ifca(normalise=how, segments=PARTS).after(answer, present=present)
     weights = [SAMPLES[d] if how == "samples" else 1 for d in present]
     total = sum(w * VECTORS[d][:4].astype(np.float64) for w, d in zip(weights, present, strict=True))
     among = len(DEVICES) if how == "machines" else sum(weights)
@@ -162,8 +157,7 @@ def test_all_participants_move_the_shared(how, present):
 
 def test_small_cluster_moves_shared_segment():
     """The shared mean has three contributors; model 0 has two, too few to move it."""
-    rounds = ifca(min_contributors=3, segments=PARTS)
-    rounds.step(answer, present=("dev-0", "dev-1"))
+    rounds = ifca(min_contributors=3, segments=PARTS).after(answer, present=("dev-0", "dev-1"))
     assert rounds.state.shared == ClusterModel(), "two participants are too few"
     rounds.step(answer, present=("dev-0", "dev-1", "dev-3"))
     assert rounds.state.slots == (ClusterModel(0), ClusterModel(1))
@@ -191,8 +185,7 @@ def test_lone_device_weighs_at_most_the_cap():
 
 def test_plan_has_the_shared_segment_once():
     """Two small models and one shared; put together they are whole vectors in the order of the segments."""
-    rounds = ifca(segments=PARTS[::-1])
-    rounds.step(answer)
+    rounds = ifca(segments=PARTS[::-1]).after(answer)
     _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
     parts = rounds.theta(plan.models[1], "cluster"), rounds.theta(plan.shared, "shared")
     assert [len(part) for part in parts] == [2, 4]
@@ -202,8 +195,7 @@ def test_plan_has_the_shared_segment_once():
 
 def test_only_the_shared_segment_moved():
     """A model that only the shared segment moved keeps its own."""
-    rounds = ifca(segments=PARTS)
-    rounds.step(answer, present=("dev-0", "dev-3"))
+    rounds = ifca(segments=PARTS).after(answer, present=("dev-0", "dev-3"))
     _, plan = rounds.strategy.plan(rounds.state, 2, DEVICES)
     assert rounds.whole(plan, 1)[4:].tolist() == [0.0, 0.0]
     assert rounds.whole(plan, 1)[:4].any()
