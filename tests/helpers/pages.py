@@ -138,8 +138,9 @@ class PagePlace:
             self.closed += 1
             self.store.record(self.closed, record(self.closed, self.devices, **changes))
 
-    def publish(self, *, at_s=None, plan="", labels=None, **options):
-        """Publish facts with the next round open."""
+    def publish(self, *, closed=0, at_s=None, plan="", labels=None, **options):
+        """Close so many more rounds, and publish facts with the next round open."""
+        self.close_rounds(closed)
         live = facts(self.devices, self.closed + 1, **options)
         live = dataclasses.replace(live, alive_at_s=int(time.time()) if at_s is None else at_s)
         self.feed.publish(

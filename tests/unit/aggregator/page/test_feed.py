@@ -19,8 +19,7 @@ def test_no_snapshot_before_the_first_facts(place):
 
 def test_snapshot_has_status_and_rounds(place):
     """A snapshot has the status and the rounds read so far."""
-    place.close_rounds(2)
-    place.publish(received=3)
+    place.publish(closed=2, received=3)
     snapshot = place.feed.current()
     assert (snapshot.status.run.round, snapshot.status.run.received) == (3, 3)
     assert snapshot.totals.rounds == snapshot.last["round"] == 2
@@ -30,11 +29,9 @@ def test_snapshot_has_status_and_rounds(place):
 
 def test_later_snapshot_adds_rounds(place):
     """A later snapshot adds the rounds since and the earlier one stays."""
-    place.close_rounds(2)
-    place.publish()
+    place.publish(closed=2)
     first = place.feed.current()
-    place.close_rounds(1)
-    place.publish()
+    place.publish(closed=1)
     second = place.feed.current()
     assert (first.totals.rounds, second.totals.rounds) == (2, 3)
     assert (first.runs[0]["closed"], second.runs[0]["closed"]) == (2, 3)
@@ -52,11 +49,9 @@ def test_many_requests_build_one_snapshot(place, monkeypatch):
 
 def test_packed_rounds_are_read_once(place):
     """Packed rounds are read once and in order."""
-    place.close_rounds(3 * BLOCK_ROUNDS)
-    place.publish()
+    place.publish(closed=3 * BLOCK_ROUNDS)
     assert place.feed.current().totals.rounds == 3 * BLOCK_ROUNDS
-    place.close_rounds(BLOCK_ROUNDS)
-    place.publish()
+    place.publish(closed=BLOCK_ROUNDS)
     snapshot = place.feed.current()
     assert (snapshot.totals.rounds, snapshot.runs[0]["closed"]) == (4 * BLOCK_ROUNDS, 4 * BLOCK_ROUNDS)
 
@@ -71,8 +66,7 @@ def test_status_has_earlier_accuracies(place):
 
 def test_another_run_begins_anew(place, tmp_path):
     """Another run begins anew and no run has no history."""
-    place.close_rounds(2)
-    place.publish()
+    place.publish(closed=2)
     before = place.feed.current()
     place.publish(plan=dataclasses.replace(place.plan, run=2, run_id=b"s" * 16))
     after = place.feed.current()
@@ -97,8 +91,7 @@ def test_unreadable_rounds_are_named(place, tmp_path):
 
 
 def test_an_event_has_the_runs_only_if_asked(place):
-    place.close_rounds(1)
-    place.publish()
+    place.publish(closed=1)
     snapshot = place.feed.current()
     assert "runs" not in json.loads(snapshot.event(runs=False))
     assert json.loads(snapshot.event(runs=True))["runs"] == json.loads(json.dumps(snapshot.runs))
@@ -106,8 +99,7 @@ def test_an_event_has_the_runs_only_if_asked(place):
 
 def test_earlier_runs_stay_readable(place, tmp_path):
     """The runs before the served one, the newest first; while none is served, all; one that can't be read is left out."""
-    place.close_rounds(2)
-    place.publish()
+    place.publish(closed=2)
     assert place.feed.current().earlier == ()
     second = dataclasses.replace(place.plan, run=2, run_id=b"2" * 16)
     with contextlib.closing(Store(tmp_path / "run-000002", second)) as store:

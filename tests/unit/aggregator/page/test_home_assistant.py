@@ -21,8 +21,7 @@ class Sent:
 
 def test_sensors_are_announced_once(place):
     """Sensors are announced once and retained."""
-    place.close_rounds(2)
-    place.publish(changes={"dev-001": {"online": False}})
+    place.publish(closed=2, changes={"dev-001": {"online": False}})
     sent = Sent()
     HomeAssistant(sent, "reef", "homeassistant").publish(place.feed.current(), 0.0)
     *configurations, (topic, values, retained) = sent.messages
@@ -46,8 +45,7 @@ def test_changed_values_are_repeated(place):
     for at_s in (0.0, 1.0, 2.0):
         sensors.publish(place.feed.current(), at_s)
     assert len(sent.messages) == len(SENSORS) + 1
-    place.close_rounds(1)
-    place.publish()
+    place.publish(closed=1)
     sensors.publish(place.feed.current(), 3.0)
     assert len(sent.messages) == len(SENSORS) + 2
     sensors.publish(place.feed.current(), 3.0 + REPEAT_S)

@@ -25,8 +25,7 @@ def values(place):
 
 def test_names_begin_with_shoal(place):
     """All names begin with shoal and no label names a device."""
-    place.close_rounds(3)
-    place.publish()
+    place.publish(closed=3)
     for (name, labels), _ in values(place).items():
         assert name.startswith("shoal_")
         assert {key for key, _ in labels} <= {"cluster", "phase", "version", "what"}
@@ -143,8 +142,7 @@ def test_no_figures_before_a_round(place):
 
 def test_dashboard_asks_for_real_metrics(place):
     """The grafana dashboard asks for metrics that exist."""
-    place.close_rounds(3)
-    place.publish()
+    place.publish(closed=3)
     there = {name for name, _ in values(place)}
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "shoal.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]

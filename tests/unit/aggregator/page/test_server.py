@@ -48,8 +48,7 @@ def raw(place, data, wait_s=5.0):
 
 
 def test_the_page_has_the_state_and_the_run(place):
-    place.close_rounds(3)
-    place.publish(received=2)
+    place.publish(closed=3, received=2)
     status, headers, page = ask(place)
     data = embedded(page)
     assert (status, headers["Content-Type"], headers["Cache-Control"]) == (200, "text/html; charset=utf-8", "no-store")
@@ -88,8 +87,7 @@ def test_ready_means_connected_and_alive(place, options, reason):
 
 
 def test_the_report_is_a_still_to_save(place):
-    place.close_rounds(1)
-    place.publish()
+    place.publish(closed=1)
     status, headers, page = ask(place, "/report.html")
     assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="reef.html"')
     assert embedded(page)["kind"] == "still"
@@ -225,8 +223,7 @@ def test_events_repeat_only_changes(place, monkeypatch):
         second = following()
         assert second["status"]["run"]["received"] == 1
         assert "runs" not in second
-        place.close_rounds(1)
-        place.publish()
+        place.publish(closed=1)
         while "runs" not in (third := following()):
             assert third["status"]["run"]["round"] == 2  # the facts may come before the store's round
         assert third["runs"][0]["closed"] == 1
