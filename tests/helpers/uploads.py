@@ -265,6 +265,11 @@ class Scene:
             if indices is None or index in indices:
                 self.uploads.receive(device or packet.device, chunk, self.now_s)
 
+    def send_all(self, *packets):
+        """Let all chunks of these uploads arrive."""
+        for packet in packets:
+            self.send(packet)
+
     def remind(self, packet, turn=1):
         """Let a reminder of an upload arrive, a second after the latest message."""
         self.now_s += 1.0

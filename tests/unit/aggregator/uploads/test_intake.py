@@ -62,8 +62,7 @@ def test_worker_verifies_driver_settles(scene, workers):
 def test_copies_in_hand_change_nothing(scene, workers):
     """A copy and a reminder of an upload in hand change nothing."""
     packet = scene.packet("dev-1")
-    scene.send(packet)
-    scene.send(packet)
+    scene.send_all(packet, packet)
     scene.remind(packet)
     assert scene.publisher.take() == []
     assert len(workers.jobs["dev-1"]) == 1
@@ -74,8 +73,7 @@ def test_copies_in_hand_change_nothing(scene, workers):
 
 def test_of_two_uploads_in_hand_first_counts(scene, workers):
     first, second = scene.packet("dev-1"), scene.packet("dev-1", value=2.0)
-    scene.send(first)
-    scene.send(second)
+    scene.send_all(first, second)
     workers.finish()
     assert (scene.state_of(first), scene.state_of(second)) == (UploadState.VALID, UploadState.REFUSED)
     assert texts(scene) == ["upload of dev-1 for round 1: another upload came before"]
@@ -94,8 +92,7 @@ def test_of_two_uploads_in_hand_first_counts(scene, workers):
 def test_others_overtake_a_slow_upload(scene, workers):
     """Uploads of other devices overtake a slow one."""
     packets = {device: scene.packet(device) for device in DEVICES}
-    for packet in packets.values():
-        scene.send(packet)
+    scene.send_all(*packets.values())
     verify(workers, "dev-3", "dev-2")
     states = [scene.state_of(packet) for packet in packets.values()]
     assert states == [UploadState.VERIFYING, UploadState.VALID, UploadState.VALID]
@@ -143,8 +140,7 @@ def test_unfit_upload_is_not_written(scene, workers):
 
 def test_event_waits_for_earlier_uploads(scene, workers):
     """The last device goes offline right after its upload: the round closes with the upload, not without it."""
-    for device in DEVICES:
-        scene.send(scene.packet(device))
+    scene.send_all(*map(scene.packet, DEVICES))
     verify(workers, "dev-1", "dev-2")
     scene.commit()
     scene.feed(WentOffline("dev-3"))
@@ -169,8 +165,7 @@ def test_event_leaves_later_uploads(scene, workers):
 
 def test_commit_leaves_later_uploads(scene, workers):
     """A commit does not wait for uploads that arrive later."""
-    scene.send(scene.packet("dev-2", signer="dev-1"))
-    scene.send(scene.packet("dev-1"))
+    scene.send_all(scene.packet("dev-2", signer="dev-1"), scene.packet("dev-1"))
     verify(workers, "dev-1")
     scene.uploads.flush()
     assert scene.disk.waiting == [], "the one before it may be in the same batch"
@@ -199,8 +194,7 @@ def test_upload_in_hand_of_a_closed_round(scene, workers, ran):
     workers.finish()
     assert scene.publisher.take() == [Sent("dev-3", late.transfer, Action.REFUSED, "the round is not open")]
     following = [scene.packet(device) for device in DEVICES]
-    for packet in following:
-        scene.send(packet)
+    scene.send_all(*following)
     workers.finish()
     scene.commit()
     assert scene.durable(2) == {packet.device: packet.digest for packet in following}
@@ -209,15 +203,13 @@ def test_upload_in_hand_of_a_closed_round(scene, workers, ran):
 def test_crash_loses_what_workers_hold(scene, workers):
     """What workers hold is lost in a crash and can be sent again."""
     done, written, waiting = (scene.packet(device) for device in DEVICES)
-    for packet in (done, written, waiting):
-        scene.send(packet)
+    scene.send_all(done, written, waiting)
     verify(workers, "dev-1")
     scene.commit()
     workers.run("dev-2")
     scene.restart()
     assert set(scene.state.received) == set()
-    for packet in (done, written, waiting):
-        scene.send(packet)
+    scene.send_all(done, written, waiting)
     workers.finish()
     scene.commit()
     assert scene.state.round == 2
@@ -243,8 +235,7 @@ def test_threads_change_nothing(tmp_path):
         for packet in packets:
             for one in (scene.packet(packet.device, signer="dev-1" if packet.device != "dev-1" else "dev-2"), packet):
                 before = scene.uploads.newest
-                scene.send(one)
-                scene.send(one)
+                scene.send_all(one, one)
                 sent += scene.uploads.newest - before
         for _ in range(sent):
             handed.get(timeout=10)()

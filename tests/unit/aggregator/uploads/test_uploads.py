@@ -61,8 +61,7 @@ def test_a_copy_of_an_upload_changes_nothing(scene, steps):
 def test_one_batch_counts_beyond_the_quorum(scene):
     """Uploads of one batch count in their round also beyond the quorum."""
     scene.feed(DeadlinePassed(1))
-    for device in ("dev-1", "dev-2", "dev-3"):
-        scene.send(scene.packet(device))
+    scene.send_all(*map(scene.packet, ("dev-1", "dev-2", "dev-3")))
     scene.commit()
     assert scene.state.round == 2
     assert not scene.state.received
@@ -94,8 +93,7 @@ def test_upload_of_closing_round_is_refused(scene):
     """An upload that is only valid when its round closes is refused."""
     scene.feed(DeadlinePassed(1))
     late = scene.packet("dev-3")
-    for device in ("dev-1", "dev-2"):
-        scene.send(scene.packet(device))
+    scene.send_all(*map(scene.packet, ("dev-1", "dev-2")))
     scene.uploads.flush()
     scene.send(late)
     assert scene.state_of(late) is UploadState.VALID
