@@ -1,5 +1,6 @@
 """A run service with two devices, on a line that records what it publishes."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,7 +176,6 @@ class Scene:
 
 def newest_snapshot(directory):
     """Return the newest snapshot of a run: its round, its document, and the bytes of its vectors by name."""
-    store = Store(directory, decode(read_plan(directory), RunPlan))
-    found = store.restore()
-    store.close()
+    with closing(Store(directory, decode(read_plan(directory), RunPlan))) as store:
+        found = store.restore()
     return found.round, found.document, {name: vector.tobytes() for name, vector in found.vectors.items()}

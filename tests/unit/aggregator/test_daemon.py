@@ -4,7 +4,7 @@ import errno
 import logging
 import shutil
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from unittest.mock import Mock
 
 import pytest
@@ -135,12 +135,11 @@ def test_waiting_says_what_to_do(place, caplog):
 def test_damaged_finished_run_is_left(place, plan, caplog, head):
     """Its records are whole and the rest is not: told once, and the daemon goes on."""
     place.finish(plan)
-    database = sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)
-    if head is not None:
-        database.execute("INSERT INTO snapshot VALUES (1, 3, ?, '{}')", (head,))
-    else:
-        database.execute("DELETE FROM facts WHERE name = 'seed'")
-    database.close()
+    with closing(sqlite3.connect(place.directory(plan) / "run.sqlite", isolation_level=None)) as database:
+        if head is not None:
+            database.execute("INSERT INTO snapshot VALUES (1, 3, ?, '{}')", (head,))
+        else:
+            database.execute("DELETE FROM facts WHERE name = 'seed'")
     daemon = daemon_of(place)
     for _ in range(3):
         assert daemon._next_run() is None
@@ -151,9 +150,8 @@ def test_damaged_finished_run_is_left(place, plan, caplog, head):
 
 
 def test_record_that_is_none_is_passed_over(place, plan, caplog):
-    store = Store(place.directory(plan), plan)
-    store.record(1, {"round": 1})
-    store.close()
+    with closing(Store(place.directory(plan), plan)) as store:
+        store.record(1, {"round": 1})
     assert "KeyError: 'final'" in told_once(place, caplog)
 
 
@@ -161,9 +159,8 @@ def test_record_that_is_none_is_passed_over(place, plan, caplog):
 def test_a_directory_may_have_any_name(tmp_path, monkeypatch, name):
     """What reads the database names it by a URI; also where the path is relative."""
     plan = run_plan()
-    store = Store(tmp_path / name / "run-000001", plan)
-    store.record(1, {"round": 1, "final": True})
-    store.close()
+    with closing(Store(tmp_path / name / "run-000001", plan)) as store:
+        store.record(1, {"round": 1, "final": True})
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / name, type(tmp_path)(name)):
         assert read_records(folder / "run-000001") == [{"round": 1, "final": True}]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import closing
 
 import pytest
 
@@ -54,10 +55,9 @@ class Place:
         package = encode(RunPackage(sign_document(self.parties.owner.owner, plan), b"task", b"origins"))
         (self.directory / "runs" / f"{number}.run").write_bytes(package)
         if records:
-            store = Store(self.folder(number), plan)
-            for place, record in enumerate(records, 1):
-                store.record(place, {**RECORD, "round": place, **record})
-            store.close()
+            with closing(Store(self.folder(number), plan)) as store:
+                for place, record in enumerate(records, 1):
+                    store.record(place, {**RECORD, "round": place, **record})
         return plan
 
     def folder(self, number=1):
@@ -221,10 +221,13 @@ def test_limits_are_counted_with_hints(place, records, words, hints):
 def test_earlier_records_lack_limits(place):
     """Records of an earlier version without limits are shown."""
     place.run(records=[{}])
-    store = Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
-    old = {k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step", "still")}
-    store.record(2, {**old, "round": 2})
-    store.close()
+    with closing(
+        Store(place.folder(), run_plan(fleet="reef", roster_sequence=place.parties.owner.roster.sequence))
+    ) as store:
+        old = {
+            k: v for k, v in RECORD.items() if k not in ("declined", "capped", "refused_norm", "out_of_step", "still")
+        }
+        store.record(2, {**old, "round": 2})
     (run,) = place.data()["runs"]
     assert (run["closed"], run["declined"], run["capped"]) == (2, {}, {})
 
@@ -268,9 +271,8 @@ def test_damaged_run_is_shown_beside_others(place):
 def test_record_without_figures_is_damage(place):
     """A record that lacks its figures is damage not a traceback."""
     plan = place.run()
-    store = Store(place.folder(), plan)
-    store.record(1, {"round": 1})
-    store.close()
+    with closing(Store(place.folder(), plan)) as store:
+        store.record(1, {"round": 1})
     assert "can't be read: KeyError" in place.data()["runs"][0]["damage"]
 
 

@@ -35,17 +35,15 @@ RUN = run_plan()
 @pytest.fixture
 def folder(tmp_path):
     """The directory of a run that has closed a round and has a snapshot."""
-    store = Store(tmp_path / "run", RUN)
-    store.record(1, {"round": 1, "final": False})
-    store.snapshot(2, (), Encoded({}), ResumeMetadata(KEY_VERSION))
-    store.close()
+    with closing(Store(tmp_path / "run", RUN)) as store:
+        store.record(1, {"round": 1, "final": False})
+        store.snapshot(2, (), Encoded({}), ResumeMetadata(KEY_VERSION))
     return tmp_path / "run"
 
 
 def change(folder, statement, *values):
-    database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
-    database.execute(statement, values)
-    database.close()
+    with closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute(statement, values)
 
 
 @pytest.mark.parametrize("junk", [b"", b"not a database at all, but long enough for a header" * 9])
@@ -74,11 +72,10 @@ def test_a_damaged_snapshot_is_refused(folder, head):
 
 def test_a_record_that_is_none_is_told(folder):
     change(folder, "UPDATE rounds SET record = ?", "{half")
-    store = Store(folder, RUN)
-    for read in (store.records, lambda: read_records(folder)):
-        with pytest.raises(IntegrityError, match="can't be read: JSONDecodeError"):
-            read()
-    store.close()
+    with closing(Store(folder, RUN)) as store:
+        for read in (store.records, lambda: read_records(folder)):
+            with pytest.raises(IntegrityError, match="can't be read: JSONDecodeError"):
+                read()
 
 
 def test_missing_facts_are_told(folder):
@@ -93,12 +90,11 @@ def test_broken_strategy_state_is_told(tmp_path):
         fleet.run_until(lambda: fleet.closed() == 1, 10)
         fleet.kill_aggregator()
         folder = fleet.stage.aggregator_dir / "run-000001"
-        database = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
-        (text,) = database.execute("SELECT state FROM snapshot").fetchone()
-        state = json.loads(text)
-        state["strategy"][0].pop("slots")
-        database.execute("UPDATE snapshot SET state = ?", (json.dumps(state),))
-        database.close()
+        with closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+            (text,) = database.execute("SELECT state FROM snapshot").fetchone()
+            state = json.loads(text)
+            state["strategy"][0].pop("slots")
+            database.execute("UPDATE snapshot SET state = ?", (json.dumps(state),))
         with pytest.raises(IntegrityError, match="can't be read: DocumentError: lacks 'slots'"):
             fleet.revive_aggregator()
 

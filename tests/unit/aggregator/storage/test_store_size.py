@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -126,11 +127,10 @@ def test_earlier_directory_is_refused(tmp_path, version):
     """Version 4 had the updates of each mask epoch in a folder of its own."""
     run = Run(tmp_path / "run")
     run.store.close()
-    database = sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
-    database.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (str(version).encode(),))
-    database.execute("DROP TABLE rounds")
-    database.execute("CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL)")
-    database.close()
+    with closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE facts SET value = ? WHERE name = 'schema'", (str(version).encode(),))
+        database.execute("DROP TABLE rounds")
+        database.execute("CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT NOT NULL)")
     for read in (lambda: Store(run.folder, run.engine.run), lambda: read_records(run.folder)):
         with pytest.raises(IntegrityError, match="written by another version") as caught:
             read()
