@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import queue
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from aggregator import membership as aggregators
 from aggregator.shards import membership as workers
@@ -28,105 +22,63 @@ from shoal.owner.keys.directory import FleetDirectory
 from shoal.protocol.channels import Party
 from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport import local_broker as brokers
-from shoal.transport.base import Message
 from shoal.transport.local_broker import find_mosquitto, free_port
-from shoal.transport.mqtt import MqttTransport
-from tests.helpers import access
+from tests.helpers.certificates import Authority
+from tests.helpers.mqtt_clients import Client
+from tests.helpers.places import start_mosquitto
 from tests.helpers.trees import ROOT
+from tests.integration import access
 
 TOPICS = Topics("reef")
 WAIT_S = 10.0
 
 
-def certificate(folder, name, issuer=None):
-    """Write NAME.crt and NAME.key, signed by ``issuer`` (certificate, key) or by themselves, and return them."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-    )
-    made = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
-    (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / f"{name}.key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
-    return made, key
-
-
 @pytest.fixture
 def broker(tmp_path):
     """Mosquitto with our configuration, its paths and port replaced; yields (port, folder of certificates)."""
-    binary = find_mosquitto()
-    if binary is None:
+    if find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
-    ca = certificate(tmp_path, "ca")
-    for name in ("server", "owner", "aggregator", "enrol", "dev-1", "dev-2", "worker-0"):
-        certificate(tmp_path, name, ca)
+    authority = Authority(tmp_path, "fleet")
+    authority.issue("server", server=True)
+    for name in ("owner", "aggregator", "enrol", "dev-1", "dev-2", "worker-0"):
+        authority.issue(name)
     port = free_port()
     text = (ROOT / "deploy/mosquitto/shoal.conf").read_text()
     for old, new in (
+        ("/etc/mosquitto/certs/ca.crt", str(authority.file)),
         ("/etc/mosquitto/certs", str(tmp_path)),
+        ("server.crt", "server.pem"),
         ("/etc/mosquitto/shoal.acl", str(ROOT / "deploy/mosquitto/shoal.acl")),
         ("listener 8883", f"listener {port} 127.0.0.1"),
     ):
         assert old in text
         text = text.replace(old, new)
     text += f"persistence_location {tmp_path}/\n" + ("user root\n" if os.geteuid() == 0 else "")
-    (tmp_path / "shoal.conf").write_text(text)
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([binary, "-c", str(tmp_path / "shoal.conf")], stdout=log, stderr=log)
+    process = start_mosquitto(tmp_path, port, text)
     try:
-        end = time.monotonic() + WAIT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < end
-                time.sleep(0.02)
         yield port, tmp_path
     finally:
         process.terminate()
         process.wait(10)
 
 
-class Client:
-    """A connected transport and the messages that it receives."""
+def client_of(broker, name, client_id=""):
+    """Return a client with the certificate of this name, or without one; it is not connected."""
+    port, folder = broker
+    files = {"cert_file": folder / f"{name}.pem", "key_file": folder / f"{name}.key"} if name else {}
+    address = BrokerAddress.parse(f"mqtts://localhost:{port}", ca_file=folder / "fleet-ca.pem", **files)
+    return Client(address, client_id or f"test-{name}")
 
-    def __init__(self, broker, name, client_id=""):
-        port, folder = broker
-        files = {"cert_file": folder / f"{name}.crt", "key_file": folder / f"{name}.key"} if name else {}
-        address = BrokerAddress.parse(f"mqtts://localhost:{port}", ca_file=folder / "ca.crt", **files)
-        self.events = queue.SimpleQueue()
-        self.transport = MqttTransport(address, client_id or f"test-{name}", self.events.put)
 
-    def start(self):
-        self.transport.start(require=True)
-        return self
-
-    def messages(self, count):
-        """Return the next ``count`` messages as (topic, payload)."""
-        found = []
-        while len(found) < count:
-            event = self.events.get(timeout=WAIT_S)
-            if isinstance(event, Message):
-                found.append((event.topic, event.payload))
-        return found
+def heard(client, count):
+    """Return the next messages as (topic, payload)."""
+    return [(message.topic, message.payload) for message in (client.message() for _ in range(count))]
 
 
 @pytest.mark.broker
 def test_broker_confines_every_device(broker):
     """A device reaches the aggregator only under its own name, and receives no message to another device."""
-    aggregator, first, second = (Client(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
+    aggregator, first, second = (client_of(broker, n) for n in ("aggregator", "dev-1", "dev-2"))
     try:
         aggregator.transport.subscribe(TOPICS.filter(TopicKind.UP))
         aggregator.transport.subscribe(TOPICS.filter(TopicKind.STATE))
@@ -134,18 +86,18 @@ def test_broker_confines_every_device(broker):
         second.transport.subscribe(TOPICS.ctl("dev-2"))
         second.transport.subscribe(f"{TOPICS.round}/#")
         for client in (aggregator, first, second):
-            client.start()
+            client.transport.start(require=True)
         time.sleep(0.3)
         first.transport.publish(TOPICS.up("dev-2"), b"in another's name")
         first.transport.publish(TOPICS.state("dev-2"), b"in another's name")
         first.transport.publish(TOPICS.round, b"in the aggregator's name")
         first.transport.publish(TOPICS.state("dev-1"), b"here", retain=True)
         first.transport.publish(TOPICS.up("dev-1"), b"update")
-        assert aggregator.messages(2) == [(TOPICS.state("dev-1"), b"here"), (TOPICS.up("dev-1"), b"update")]
+        assert heard(aggregator, 2) == [(TOPICS.state("dev-1"), b"here"), (TOPICS.up("dev-1"), b"update")]
         aggregator.transport.publish(TOPICS.ctl("dev-1"), b"for the first")
         aggregator.transport.publish(TOPICS.round, b"for all", retain=True)
         aggregator.transport.publish(TOPICS.ctl("dev-2"), b"for the second")
-        assert second.messages(2) == [(TOPICS.round, b"for all"), (TOPICS.ctl("dev-2"), b"for the second")]
+        assert heard(second, 2) == [(TOPICS.round, b"for all"), (TOPICS.ctl("dev-2"), b"for the second")]
     finally:
         for client in (aggregator, first, second):
             client.transport.close()
@@ -154,11 +106,11 @@ def test_broker_confines_every_device(broker):
 @pytest.mark.broker
 def test_parties_have_the_listed_channels(broker):
     """Patterns hold for every certificate, so that each name also counts as a device's."""
-    clients = {name: Client(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2", "worker-0")}
-    clients["new"] = Client(broker, "enrol", access.TOKEN)
+    clients = {name: client_of(broker, name) for name in ("owner", "aggregator", "dev-1", "dev-2", "worker-0")}
+    clients["new"] = client_of(broker, "enrol", access.TOKEN)
     try:
         for client in clients.values():
-            client.start()
+            client.transport.start(require=True)
         access.check(
             clients,
             {
@@ -178,9 +130,9 @@ def test_parties_have_the_listed_channels(broker):
 @pytest.mark.broker
 def test_client_needs_a_certificate(broker):
     """TLS alone is not enough."""
-    known = Client(broker, "dev-1").start()
+    known, stranger = client_of(broker, "dev-1"), client_of(broker, "")
+    known.transport.start(require=True)
     known.transport.close()
-    stranger = Client(broker, "")
     with pytest.raises(BrokerUnreachableError):
         stranger.transport.start(require=True)
     stranger.transport.close()

@@ -29,13 +29,11 @@ def shipped() -> dict[str, Path]:
 
 
 def test_the_wheel_holds_every_module(shipped: dict[str, Path]) -> None:
+    """Where it stands in a checkout, with the word to type checkers that it has types; and the wheel is small."""
     modules = {str(p.relative_to(ROOT)) for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
-    assert modules <= set(shipped)
-
-
-def test_type_checkers_know_the_packages(shipped: dict[str, Path]) -> None:
-    """Type checkers are told that the packages are typed."""
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(shipped)
+    assert modules | {f"{package}/py.typed" for package in PACKAGES} <= set(shipped)
+    assert {name: str(path.relative_to(ROOT)) for name, path in shipped.items()} == {name: name for name in shipped}
+    assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
 
 
 def test_wheel_holds_nothing_else(shipped: dict[str, Path]) -> None:
@@ -64,27 +62,17 @@ def test_the_lab_is_of_the_same_version() -> None:
     assert [r.partition("==")[2] for r in project["dependencies"] if r.startswith("shoal[")] == [VERSION]
 
 
-def test_files_stay_where_they_stand(shipped: dict[str, Path]) -> None:
-    """A checkout and an installation import alike."""
-    assert {name: str(path.relative_to(ROOT)) for name, path in shipped.items()} == {name: name for name in shipped}
-
-
-def test_the_wheel_is_small(shipped: dict[str, Path]) -> None:
-    assert sum(path.stat().st_size for path in shipped.values()) < MAX_WHEEL_BYTES
-
-
-def test_lite_extra_adds_nothing_to_all() -> None:
-    """The lite extra adds nothing to the dependencies of every party."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["edge-lite"] == []
-    assert not [need for need in project["dependencies"] if need.startswith("onnx")]
-
-
 def test_onnx_runtime_has_a_lower_bound_only() -> None:
-    """Versions before 1.27 leak memory in convolutions on ARM; a device that may not go past 1.31 would miss fixes."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    """Versions before 1.27 leak memory in convolutions on ARM; a device that may not go past 1.31 would miss fixes.
+
+    The lite extra adds nothing to the dependencies of every party, and those have none of it.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     bounds = [need for needs in extras.values() for need in needs if need.startswith("onnxruntime")]
     assert bounds == ["onnxruntime>=1.27"] * 2
+    assert extras["edge-lite"] == []
+    assert not [need for need in project["dependencies"] if need.startswith("onnx")]
 
 
 @pytest.mark.parametrize(("pip_status", "terminal"), [(0, ""), (0, "1"), (1, ""), (1, "1")])

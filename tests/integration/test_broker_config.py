@@ -31,8 +31,8 @@ from shoal.protocol.topics import TopicKind, Topics
 from shoal.transport.base import Disconnected, Message
 from shoal.transport.local_broker import find_mosquitto, free_port
 from shoal.transport.mqtt import MqttTransport
-from tests.helpers import access
 from tests.helpers.places import start_generated
+from tests.integration import access
 
 pytestmark = pytest.mark.broker
 TOPICS = Topics("reef")

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from shoal.transport.local_broker import find_mosquitto
-from tests.helpers.taken_away import place
+from tests.integration.taken_away import place
 
 pytestmark = [
     pytest.mark.broker,

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from shoal.transport.local_broker import find_mosquitto
-from tests.helpers.consoles import console_of
-from tests.helpers.taken_away import NAMES
 from tests.helpers.waiting import until
+from tests.integration.consoles import console_of
+from tests.integration.taken_away import NAMES
 
 pytestmark = [
     pytest.mark.long,

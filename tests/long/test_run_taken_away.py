@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.transport.local_broker import find_mosquitto
-from tests.helpers.taken_away import place
+from tests.integration.taken_away import place
 
 pytestmark = [
     pytest.mark.long,

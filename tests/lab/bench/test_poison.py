@@ -112,6 +112,8 @@ def changed(name, given, key=None):
 def test_false_updates_are_multiplied(name, factor):
     rows, given = uploads()
     found = changed(name, given)
+    without_update = [contribution(f"dev-{i}") for i in range(5)]
+    assert changed(name, without_update) == without_update
     for row, c in zip(rows, found, strict=True):
         wanted = row * np.float32(factor) if c.device in FALSE else row
         np.testing.assert_allclose(c.row, wanted, rtol=1e-6)
@@ -157,11 +159,6 @@ def test_false_counts_and_losses():
     assert losses[2:] == given[2:]
 
 
-def test_uploads_without_an_update_stay():
-    given = [contribution(f"dev-{i}") for i in range(5)]
-    assert changed("sign-flip", given) == given
-
-
 def row(attack, rule, accuracy, **changes):
     fields = {"attack": attack, "rule": rule, "accuracy": accuracy, "data": "digits", "strategy": "fedavg"}
     return {**fields, "mode": "rotation", "error": 1e-7, **changes}
@@ -176,11 +173,9 @@ ROWS = [
 ]
 
 
-def test_seeds_have_mean_and_lowest():
-    assert "| none | 90.5 (90.0) |" in poison.lines([row("none", "off", 90.0), row("none", "off", 91.0)])
-
-
 def test_a_backdoor_has_a_table_of_its_own():
+    """Seeds have their mean and the lowest."""
+    assert "| none | 90.5 (90.0) |" in poison.lines([row("none", "off", 90.0), row("none", "off", 91.0)])
     seeds = [row("backdoor-1", "filter", 90.0, success=10.0), row("backdoor-1", "filter", 92.0, success=30.0)]
     lines = poison.lines([*ROWS, *seeds])
     at = lines.index("**digits, fedavg**: success of a backdoor / accuracy")

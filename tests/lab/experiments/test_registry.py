@@ -15,8 +15,8 @@ from shoal_lab.experiments.studies.tasks import TASKS
 
 from shoal.errors import UsageError
 from tests.helpers import documents
-from tests.helpers.results import result
 from tests.helpers.studies import run
+from tests.lab.experiments.results import result
 
 TABLE = """
 [defaults.values]

@@ -7,7 +7,7 @@ from shoal import limits
 from shoal.errors import UsageError, WireError
 from shoal.transport.base import Connected, Disconnected, Message, TakenOver, TransportEvent
 from tests.helpers.broker_restarts import restart
-from tests.helpers.faults import FaultRule, RuledFaults
+from tests.scenarios.faults import FaultRule, RuledFaults
 
 
 class Peer:
@@ -52,6 +52,8 @@ def test_nothing_moves_before_pump(broker: LoopbackBroker) -> None:
     assert reader.messages() == [Message("t/1", b"x")]
     assert writer.transport.pending() == 0
     assert writer.transport.bytes_sent == reader.transport.bytes_received == 1
+    with pytest.raises(WireError, match="above the limit"):
+        writer.transport.publish("t", bytes(limits.MAX_PACKET_BYTES))
 
 
 def test_retained_reach_late_subscribers(broker: LoopbackBroker) -> None:
@@ -89,26 +91,21 @@ def test_lost_connection_publishes_the_will(broker: LoopbackBroker) -> None:
     assert broker.connected() == ("c", "r")
     with pytest.raises(UsageError):
         broker.disconnect("a")
+    with pytest.raises(UsageError):
+        broker.reconnect("nobody")
 
 
-def test_session_keeps_what_came_meanwhile(broker: LoopbackBroker) -> None:
-    """A session keeps what came while its client was away."""
+@pytest.mark.parametrize("queue_offline", [True, False])
+def test_session_keeps_what_came_meanwhile(queue_offline: bool) -> None:
+    """A session keeps what came while its client was away, unless the broker queues nothing for it."""
+    broker = LoopbackBroker(queue_offline=queue_offline)
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
     broker.disconnect("r")
     assert reader.events[-1] == Disconnected("connection lost")
     writer.say("t", b"1")
     reader.events.clear()
     reader.come_back()
-    assert reader.events == [Connected(session_present=True), Message("t", b"1")]
-
-
-def test_without_offline_queues_it_is_lost() -> None:
-    broker = LoopbackBroker(queue_offline=False)
-    reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
-    broker.disconnect("r")
-    writer.say("t", b"1")
-    reader.come_back()
-    assert reader.messages() == []
+    assert reader.events == [Connected(session_present=True), *[Message("t", b"1")] * queue_offline]
 
 
 def test_qos_0_passes_by_an_absent_client(broker: LoopbackBroker) -> None:
@@ -221,12 +218,6 @@ def test_close_lets_published_arrive(broker: LoopbackBroker) -> None:
         writer.transport.start()
 
 
-def test_an_oversized_publish_is_refused() -> None:
-    peer = Peer(LoopbackBroker(), "a")
-    with pytest.raises(WireError, match="above the limit"):
-        peer.transport.publish("t", bytes(limits.MAX_PACKET_BYTES))
-
-
 def test_a_delay_passes_on_virtual_time_only() -> None:
     broker = LoopbackBroker(RuledFaults([FaultRule(hop=Hop.UP, delay_s=(2.0, 2.0))], seed=1))
     reader, writer = Peer(broker, "r", "t"), Peer(broker, "w")
@@ -331,9 +322,3 @@ def test_endless_answers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     transport.publish("t", b"")
     with pytest.raises(UsageError, match="rest"):
         broker.pump()
-
-
-def test_unknown_clients_stay_away() -> None:
-    """Unknown clients can't be brought back."""
-    with pytest.raises(UsageError):
-        LoopbackBroker().reconnect("nobody")

@@ -39,7 +39,7 @@ from tests.helpers.fleets import (
     whole,
 )
 from tests.helpers.owner_requests import request_of, seal_request
-from tests.helpers.round_fleets import round_keys
+from tests.scenarios.round_fleets import round_keys
 
 VICTIM = "dev-02"
 ATTACKER = "attacker"

@@ -29,7 +29,7 @@ from tests.helpers.fleets import (
     uploads_of,
     with_body,
 )
-from tests.helpers.round_fleets import round_keys
+from tests.scenarios.round_fleets import round_keys
 
 VICTIM = "dev-02"
 D = 28

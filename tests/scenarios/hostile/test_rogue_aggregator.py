@@ -28,7 +28,7 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from tests.helpers.plans import altered
-from tests.helpers.round_fleets import (
+from tests.scenarios.round_fleets import (
     continued,
     moved,
     publish_mean,

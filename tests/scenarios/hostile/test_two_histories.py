@@ -23,7 +23,7 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from tests.helpers.owner_models import reader_of
-from tests.helpers.round_fleets import (
+from tests.scenarios.round_fleets import (
     continued,
     moved,
     publish_mean,

@@ -10,7 +10,6 @@ from shoal.protocol.messages import Action
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.broker_restarts import restart
 from tests.helpers.cases import with_long
-from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     answers,
     make_exact_fleet,
@@ -19,6 +18,7 @@ from tests.helpers.fleets import (
     thetas,
     uploads_of,
 )
+from tests.scenarios.faults import FaultRule, RuledFaults
 
 UP, CTL = "shoal/v1/+/d/+/up", "shoal/v1/+/d/+/ctl"
 

@@ -12,7 +12,6 @@ from shoal.errors import NotEnrolledError
 from shoal.protocol.reassembly import Reassembler
 from shoal.transport.base import Message
 from tests.helpers.cases import with_long
-from tests.helpers.faults import FaultRule, RuledFaults
 from tests.helpers.fleets import (
     aggregator_identity,
     grouped_data,
@@ -24,7 +23,8 @@ from tests.helpers.fleets import (
     truth_of,
     uploads_of,
 )
-from tests.helpers.round_fleets import relayed_steps, round_masks
+from tests.scenarios.faults import FaultRule, RuledFaults
+from tests.scenarios.round_fleets import relayed_steps, round_masks
 
 
 def broadcasts(passages):

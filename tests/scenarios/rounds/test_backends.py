@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from shoal.protocol.recipe import LocalTraining
-from tests.helpers.backends import BACKENDS, make
 from tests.helpers.cases import with_long
 from tests.helpers.fleets import grouped_data, make_fleet
+from tests.scenarios.rounds.backends import BACKENDS, make
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)

@@ -31,7 +31,7 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from tests.helpers.power_cuts import PowerCut
-from tests.helpers.round_fleets import held_states, relayed_steps, round_masks
+from tests.scenarios.round_fleets import held_states, relayed_steps, round_masks
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)

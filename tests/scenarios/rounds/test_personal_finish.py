@@ -18,7 +18,7 @@ from tests.helpers.fleets import (
     make_fleet,
     restart_device,
 )
-from tests.helpers.round_fleets import held_states
+from tests.scenarios.round_fleets import held_states
 
 NAME = "dev-00"
 MINI = LocalTraining(epochs=2, batch_size=8, lr=0.2)

@@ -33,8 +33,8 @@ from tests.helpers.fleets import (
     uploads_of,
 )
 from tests.helpers.power_cuts import PowerCut, cut
-from tests.helpers.round_fleets import held_states
 from tests.helpers.tasks import logistic_bundle
+from tests.scenarios.round_fleets import held_states
 
 INITIAL = np.array([0.5, -0.25, 0.125, 1.0], np.float32)
 BUNDLE = logistic_bundle(INPUTS, CLASSES, private=INITIAL)

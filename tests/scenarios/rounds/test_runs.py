@@ -26,8 +26,8 @@ from tests.helpers.fleets import (
     thetas,
     truth_of,
 )
-from tests.helpers.round_fleets import clear_means, held_states, relayed_steps
 from tests.helpers.tasks import logistic_bundle
+from tests.scenarios.round_fleets import clear_means, held_states, relayed_steps
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 IFCA = {"algorithm": "ifca", "rounds": 5, "settings": {"k": "2"}, "local": QUICK}

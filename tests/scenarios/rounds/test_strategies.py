@@ -18,7 +18,7 @@ from tests.helpers.fleets import (
     thetas,
     truth_of,
 )
-from tests.helpers.round_fleets import clear_means, held_states, relayed_steps
+from tests.scenarios.round_fleets import clear_means, held_states, relayed_steps
 
 QUICK = LocalTraining(epochs=2, batch_size=10, lr=0.5)
 ALONE = LocalTraining(epochs=6, batch_size=10, lr=0.5)

@@ -27,7 +27,8 @@ from tests.helpers.fleets import (
     truth_of,
     uploads_of,
 )
-from tests.helpers.round_fleets import (
+from tests.helpers.tasks import logistic_bundle
+from tests.scenarios.round_fleets import (
     clear_means,
     continued,
     held_states,
@@ -36,7 +37,6 @@ from tests.helpers.round_fleets import (
     relayed_steps,
     taken_over,
 )
-from tests.helpers.tasks import logistic_bundle
 
 INPUTS, CLASSES = 40, 4
 SHARED, OWN = INPUTS * CLASSES, CLASSES

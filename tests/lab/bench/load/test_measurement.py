@@ -10,9 +10,9 @@ from shoal_lab.bench.load.measurement import figures
 from shoal.errors import ConfigError, UsageError
 from shoal.transport.local_broker import free_port
 from tests.helpers import page_readers
-from tests.helpers.loads import sample
 from tests.helpers.pages import PagePlace, names
 from tests.helpers.waiting import until
+from tests.lab.bench.load.loads import sample
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from shoal_lab.bench.load.fleet_load import STALLED_S
 from shoal_lab.bench.load.soak import RISE_MOST, SLACK, figures, is_flat
 
 from shoal.simulation.process_fleet import StageError
-from tests.helpers.loads import sample
+from tests.lab.bench.load.loads import sample
 
 
 @pytest.mark.parametrize(("growth", "flat"), [(0, True), (3_500, True), (200_000, False), (1_000_000, False)])

@@ -96,17 +96,14 @@ def test_gaps_over_samples(data_sets: Path) -> None:
     assert data["parameters"]["seeds"] == [0, 1000]
     assert data["accuracy"] is None
     assert data["published"].startswith("positive from 20")
+    with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
+        run("cfl-gap-samples", data_sets, settings={"trials": 0})
 
 
 def test_the_gap_grows_during_training(data_sets: Path) -> None:
     rows = run("cfl-gap-rounds", data_sets, devices=8, samples=80, rounds=12, settings={**MLP, "trials": 1})["history"]
     assert [r["round"] for r in rows] == list(range(1, 13))
     assert rows[-1]["gap_updates"] > rows[0]["gap_updates"]
-
-
-def test_no_trials_are_refused(data_sets: Path) -> None:
-    with pytest.raises(UsageError, match="trials is a whole number of at least 1, not 0"):
-        run("cfl-gap-samples", data_sets, settings={"trials": 0})
 
 
 # -- cfl-congruence: the devices of both cases, and the norms that tell them apart --
@@ -152,7 +149,7 @@ def row(value: float, **more: float) -> dict[str, float]:
 
 
 def test_the_summary_is_of_the_last_tenth() -> None:
-    """Twenty rounds: the last two, 4 and 2, over the largest, 10; gradients were measured in one of them."""
+    """Twenty rounds: the last two, 4 and 2, over the largest, 10; gradients were measured in one of them, or in none."""
     rows = [row(10.0, mean_gradients=8.0, largest_gradients=8.0), *[row(1.0)] * 17]
     rows += [row(4.0), row(2.0, mean_gradients=2.0, largest_gradients=4.0)]
     assert cfl_gap.summary(rows) == {
@@ -162,10 +159,6 @@ def test_the_summary_is_of_the_last_tenth() -> None:
         "largest_gradients": 0.5,
         "loss": 3.0,
     }
-
-
-def test_missing_gradients_are_none() -> None:
-    rows = [row(2.0, mean_gradients=8.0, largest_gradients=8.0), row(1.0)]
-    found = cfl_gap.summary(rows)
+    found = cfl_gap.summary([row(2.0, mean_gradients=8.0, largest_gradients=8.0), row(1.0)])
     assert found["mean_gradients"] is found["largest_gradients"] is None
     assert found["mean_updates"] == 0.5

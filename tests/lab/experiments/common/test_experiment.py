@@ -9,7 +9,7 @@ import pytest
 from shoal_lab.experiments.common.experiment import Options, Quiet, Study, as_json, nearest, parsed
 
 from shoal.errors import UsageError
-from tests.helpers.results import result
+from tests.lab.experiments.results import result
 
 
 def test_the_interface_is_the_fixed_one():

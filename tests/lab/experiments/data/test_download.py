@@ -150,8 +150,5 @@ def test_a_failed_fetch_says_what_to_do(fetch, tmp_path):
         fetch(mirrors=(NOBODY,))
     assert NOBODY in str(caught.value)
     assert str(tmp_path / "to") in caught.value.hint
-
-
-def test_an_address_must_be_https(fetch):
     with pytest.raises(UsageError, match="no https address"):
         fetch(mirrors=("http://127.0.0.1:1/",))

@@ -15,9 +15,9 @@ from shoal.owner.runs.plan import make_plan, write_run
 from shoal.protocol.recipe import LocalTraining, Recipe
 from tests.helpers.forked_stages import stage_of
 from tests.helpers.run_places import SLOWLY
-from tests.helpers.taken_away import NAMES
 from tests.helpers.tasks import logistic_bundle
 from tests.helpers.waiting import until
+from tests.integration.taken_away import NAMES
 
 OPTIONS = Recipe(
     "fedavg",
