@@ -53,10 +53,7 @@ def test_an_unknown_study_has_a_near_one():
     with pytest.raises(UsageError, match="no experiment 'cfl-toy'") as caught:
         registry.find("cfl-toy")
     assert caught.value.hint.startswith("do you mean cfl-toys? there are cfl-congruence, ")
-
-
-def test_every_table_and_figure_has_its_id():
-    """Eighteen tables and figures of the papers, the placement of newcomers, and wild fleets."""
+    # Eighteen tables and figures of the papers, the placement of newcomers, and wild fleets.
     assert len(registry.ids()) == len(set(registry.ids())) == 20
 
 

@@ -1,22 +1,19 @@
-"""The personal finish in a fleet: nothing of it travels, a new run never waits for it, and the simulator agrees with it."""
+"""The personal finish in a fleet: nothing of it travels, and a new run never waits for it.
+
+test_private_segments.py compares it with the simulator.
+"""
 
 import numpy as np
-import pytest
 from shoal_lab.loopback.fleet import draw_origins
 
 from edge_client.answers import inference
-from edge_client.learning.data import split
-from edge_client.run.jobs import split_seed
 from edge_client.storage.finished_models import FinishedModels
 from shoal.protocol.recipe import LocalTraining
 from tests.helpers.fleets import (
-    CLASSES,
-    INPUTS,
     begin_run,
     finish_of,
     grouped_data,
     make_fleet,
-    restart_device,
 )
 from tests.scenarios.round_fleets import held_states
 
@@ -106,52 +103,3 @@ def test_models_on_the_path_are_candidates(tmp_path):
         fleet.settle()
         finish_of(fleet, NAME)
         assert [fit.name for fit in choice(fleet).fits] == ["cluster", "1", "3", "10", "node-0", "alone"]
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
-def test_device_and_simulator_choose_alike(tmp_path, compile_once, weight):
-    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
-    from shoal.owner.task_compiler.builtin import build
-    from shoal.simulation.data import Population, Shard
-    from shoal.simulation.engine import personal, simulate
-    from shoal.simulation.engine.fleet import sim_options
-    from shoal.simulation.trainers.networks import Softmax
-
-    data = grouped_data(4, 2, n=80)
-    bundle = compile_once(*build("logistic", inputs=INPUTS, classes=CLASSES)[:3], name="small", kind="classification")
-    with make_fleet(tmp_path / "fleet", data, bundle=bundle, local=MINI, rounds=4, min_contributors=3) as fleet:
-        fleet._personal = weight
-        for name in fleet.stage.devices:
-            restart_device(fleet, name)
-        fleet.run(100)
-        fleet.settle()
-        cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in fleet.stage.devices]
-        models = np.stack([fleet.model(name).theta for name in fleet.stage.devices])
-        for name in fleet.stage.devices:
-            finish_of(fleet, name)
-        by_device = [choice(fleet, name) for name in fleet.stage.devices]
-        kept = [FinishedModels(fleet.stage.device_dir(name)) for name in fleet.stage.devices]
-        thetas = [store.personal(store.models()[-1])[1] for store in kept]
-        origin = draw_origins(fleet.bundle.manifest, 1, fleet.plan.seed)[0]
-        lengths = fleet.bundle.manifest.lengths
-
-    def shards(share):
-        return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
-
-    names = tuple(sorted(data))
-    population = Population(shards("train"), shards("validation"), shards("test"), names=names)
-    network = Softmax(INPUTS, CLASSES)
-    options = sim_options(rounds=4, local=MINI, seed=fleet.plan.seed, mode="none", min_contributors=1)
-    done = simulate.simulate("fedavg", {}, population, network, options, start=origin[None])
-    start = personal.drawn_start(network, origin, fleet.plan.seed)
-    assert [int(np.prod(shape)) for shape in network.shapes] == list(lengths)
-    np.testing.assert_allclose(done.thetas[0], models[0], atol=1e-5)
-    found = personal.chosen(done.workforce, models, done.all_rounds + 1, start, weight=weight)
-    assert {told.choice for told in by_device} != {"cluster"}
-    for told, theta, simulated in zip(by_device, thetas, found, strict=True):
-        assert [fit.name for fit in told.fits] == list(simulated.losses)
-        np.testing.assert_allclose([fit.loss for fit in told.fits], list(simulated.losses.values()), rtol=1e-4)
-        assert (told.choice, told.samples) == (simulated.choice, simulated.samples)
-        if told.choice != "cluster":
-            np.testing.assert_allclose(np.frombuffer(theta, "<f4"), simulated.theta, atol=1e-4)

@@ -259,15 +259,19 @@ def test_private_heads_serve_permuted_labels(tmp_path, compiled):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("private", "algorithm", "shared"),
+    ("private", "algorithm", "shared", "weight"),
     [
-        *with_long([("readout", "fedavg", ()), ("hidden", "fedavg", ())]),
-        ("readout", "ifca", ()),
-        ("readout.bias", "ifca", ("hidden",)),
+        *with_long([("readout", "fedavg", (), 0.0), ("hidden", "fedavg", (), 0.0), ("", "fedavg", (), 0.0)]),
+        ("", "fedavg", (), 0.3),
+        ("readout", "ifca", (), 0.3),
+        ("readout.bias", "ifca", ("hidden",), 0.0),
     ],
 )
-def test_device_and_simulator_train_the_same(tmp_path, compiled, private, algorithm, shared):
-    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs."""
+def test_device_and_simulator_train_the_same(tmp_path, compiled, private, algorithm, shared, weight):
+    """One fleet under a fixed seed, with the shares that its devices cut; the mask's rounding is all that differs.
+
+    Without private parameters too. They have the same candidates at the end, also the one that begins afresh, and choose alike.
+    """
     from shoal.simulation.data import Population, Shard
     from shoal.simulation.engine import personal, simulate
     from shoal.simulation.engine.fleet import sim_options
@@ -276,29 +280,32 @@ def test_device_and_simulator_train_the_same(tmp_path, compiled, private, algori
 
     settings, count = ({}, 1) if algorithm == "fedavg" else ({"k": "2"}, 2)
     data = grouped_data(4, 2, n=80)
-    bundle = compiled(private=(private,), shared=shared)
+    bundle = compiled(private=(private,) if private else (), shared=shared)
     manifest = bundle.manifest
     options = {"algorithm": algorithm, "settings": settings, "rounds": 4, "local": MINI, "min_contributors": 1}
     with make_fleet(tmp_path / "fleet", data, bundle=bundle, **options) as fleet:
+        devices, fleet._personal = fleet.stage.devices, weight
+        for name in devices:
+            restart_device(fleet, name)
         fleet.run(100)
         fleet.settle()
-        devices = fleet.stage.devices
         cut = [split(data[name], split_seed(fleet.devices[name].runtime._membership)) for name in devices]
         owns = [fleet.model(name) for name in devices]
         seed = fleet.plan.seed
-        assert finish_of(fleet, NAME)
-        store = FinishedModels(fleet.stage.device_dir(NAME))
-        choice, _ = store.personal(store.models()[-1])
+        for name in devices:
+            assert finish_of(fleet, name)
+        kept = [FinishedModels(fleet.stage.device_dir(name)) for name in devices]
+        chosen = [store.personal(store.models()[-1]) for store in kept]
 
     def shards(share):
         return tuple(Shard(getattr(c, share).x, getattr(c, share).y) for c in cut)
 
     network = OneHidden(INPUTS, HIDDEN, CLASSES)
     body, bias = INPUTS * HIDDEN + HIDDEN, network.length - CLASSES
-    spans = {"hidden": (0, body), "readout": (body, network.length), "readout.bias": (bias, network.length)}
+    spans = {"hidden": (0, body), "readout": (body, network.length), "readout.bias": (bias, network.length), "": (0, 0)}
     places = np.arange(*spans[private])
     assert len(places) == manifest.private_length
-    start = PrivateStart(places, np.frombuffer(bundle.private, "<f4"))
+    start = PrivateStart(places, np.frombuffer(bundle.private, "<f4")) if private else None
     population = Population(shards("train"), shards("validation"), shards("test"), names=tuple(devices))
     segments = tuple((s.name, s.length) for s in bundle.segments)
     done = simulate.simulate(
@@ -314,12 +321,15 @@ def test_device_and_simulator_train_the_same(tmp_path, compiled, private, algori
     assert [own.cluster for own in owns] == list(taken)
     models = np.stack([done.thetas[int(model)] for model in taken])
     whole = done.workforce.whole(models, np.arange(len(devices)))
-    order = np.concatenate((start.federated(network.length), places))
+    order = np.concatenate((start.federated(network.length), places)) if private else slice(None)
     for own, found in zip(owns, whole, strict=True):
         np.testing.assert_allclose(own.theta, found[order], atol=1e-4)
-    # The same candidates at the end, also the one that begins afresh.
-    place = devices.index(NAME)
     fresh = personal.drawn_start(network, draw_origins(manifest, count, seed)[0], seed, start)
-    found = personal.chosen(done.workforce, whole, done.all_rounds + 1, fresh)[place]
-    assert [fit.name for fit in choice.fits] == list(found.losses)
-    np.testing.assert_allclose([f.loss for f in choice.fits], list(found.losses.values()), rtol=1e-3)
+    found = personal.chosen(done.workforce, whole, done.all_rounds + 1, fresh, weight=weight)
+    for (told, theta), simulated in zip(chosen, found, strict=True):
+        assert [fit.name for fit in told.fits] == list(simulated.losses)
+        np.testing.assert_allclose([fit.loss for fit in told.fits], list(simulated.losses.values()), rtol=1e-3)
+        assert (told.choice, told.samples) == (simulated.choice, simulated.samples)
+        if told.choice != "cluster":
+            np.testing.assert_allclose(np.frombuffer(theta, "<f4"), simulated.theta[order], atol=1e-3)
+    assert private or {told.choice for told, _ in chosen} != {"cluster"}

@@ -59,9 +59,6 @@ def test_absent_data_says_what_where_and_how(tmp_path):
     ):
         assert part in str(caught.value)
     assert "shoal data fetch mnist" in caught.value.hint
-
-
-def test_the_missing_file_is_named(tmp_path):
     digits(tmp_path / "d")
     (tmp_path / "d" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(datasets.MissingDataError, match=r"d/t10k-labels-idx1-ubyte is missing"):
@@ -103,10 +100,6 @@ def test_labels_must_fit_the_images(tmp_path):
     labels.write_bytes(idx(np.full(60, 11, np.uint8)))
     with pytest.raises(DataError, match="label 11, not one of 10 classes"):
         datasets.load("mnist", tmp_path / "d")
-
-
-def test_vectors_are_no_images(tmp_path):
-    digits(tmp_path / "d", packed=False)
     (tmp_path / "d/train-images-idx3-ubyte").write_bytes(idx(np.zeros((60, 16), np.uint8)))
     with pytest.raises(DataError, match=r"array of shape \(60, 16\)"):
         datasets.load("mnist", tmp_path / "d")

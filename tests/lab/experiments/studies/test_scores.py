@@ -80,9 +80,12 @@ def test_devices_that_were_met_are_tested(final_rounds):
 
 
 def test_baselines_are_tested_on_everybody(final_rounds):
+    """The cold start of any round is kept."""
     scores = Scores(everybody=True, every=1, rounds=9)
+    scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
     scores(observed(1, "b"))
     assert final_rounds.asked == [(3, ("a", "b", "c"))]
+    assert scores.cold_start == {"groups": 3}
 
 
 def test_the_last_round_is_always_tested(final_rounds):
@@ -100,12 +103,6 @@ def test_discrepancies_are_means_in_training(final_rounds):
     scores(observed(2, events=[Event(2, "discrepancy", {"mean": 3.0})]))
     assert (scores.rows[1]["discrepancy"], scores.rows[1]["discrepancy_after"]) == (2.5, 0.5)
     assert not {"discrepancy", "discrepancy_after"} & scores.rows[2].keys()
-
-
-def test_any_rounds_cold_start_is_kept(final_rounds):
-    scores = Scores(everybody=True, every=1, rounds=9)
-    scores(observed(0, events=[Event(1, "cold-start", {"groups": 3})]))
-    assert scores.cold_start == {"groups": 3}
 
 
 def test_the_best_of_most_tested_skips_few():

@@ -38,13 +38,8 @@ def test_a_device_has_shares_and_fresh_tests(deal):
     assert sorted(population.groups) == [0, 0, 1]
     assert population.train[0].x.dtype == np.float32
     assert population.train[0].x.max() <= 1
-
-
-def test_no_test_image_is_a_training_image(deal):
-    population = deal().population
-    own = {s.x[i].tobytes() for s in (*population.train, *population.validation) for i in range(len(s))}
-    tests = {s.x[i].tobytes() for s in population.test for i in range(len(s))}
-    assert not own & tests
+    own = {image.tobytes() for share in (*population.train, *population.validation) for image in share.x}
+    assert not own & {image.tobytes() for share in population.test for image in share.x}
 
 
 def test_the_seed_decides_everything(deal):
@@ -74,13 +69,13 @@ def test_quarter_turns():
     assert y.tolist() == [0, 1, 2]
 
 
-def test_swapped_labels():
+def test_labels_are_swapped_or_permuted():
+    """Permuted labels are the group's own; an unknown shift is refused."""
     pairs = ((0, 0), (0, 2))
     assert shift("swapped", 0, pairs=pairs)[2].tolist() == [0, 1, 2]
     assert shift("swapped", 1, pairs=pairs)[2].tolist() == [2, 1, 0]
-
-
-def test_permuted_labels_are_the_groups_own():
+    with pytest.raises(UsageError, match="no shift 'x'"):
+        shift("x", 0)
     assert shift("permuted", 0)[2].tolist() == [0, 1, 2]
     labels = [shift("permuted", group)[2].tolist() for group in (1, 1, 2)]
     assert labels[0] == labels[1] != labels[2]
@@ -95,11 +90,6 @@ def test_shifts_keep_labels_and_range(name):
         assert not np.array_equal(moved, x)
         assert y.tolist() == [0, 1, 2]
     assert name == "background" or np.array_equal(*shift(name, 0, degrees=15)[:2])
-
-
-def test_an_unknown_shift_is_refused():
-    with pytest.raises(UsageError, match="no shift 'x'"):
-        shift("x", 0)
 
 
 def test_faulty_devices_have_random_labels(deal):

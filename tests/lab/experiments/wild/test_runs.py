@@ -58,6 +58,7 @@ def test_only_the_number_of_groups_is_given():
     assert run(algorithm="fesem", settings={"given_groups": "off"})["parameters"]["settings"] == {}
     assert wine("fedgroup")["parameters"]["settings"] == {}, "it finds the number itself"
     assert run(algorithm="ifca", settings={"k": "3"})["parameters"]["settings"] == {"k": "3"}
+    assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}, "without groups"
 
 
 def test_a_scenario_may_allow_means_of_two():
@@ -65,19 +66,14 @@ def test_a_scenario_may_allow_means_of_two():
     assert run("few-3-2", settings={"min_contributors": "3"})["parameters"]["min_contributors"] == [3]
 
 
-def test_without_groups_two_are_given():
-    assert run("table-iris", "fesem")["parameters"]["settings"] == {"k": "2"}
-
-
-def test_local_devices_have_own_models():
-    data = wine("local")
+def test_local_devices_have_own_models(bars):
+    """And true groups are trained apart, also one of a lone device."""
+    data, groups = wine("local"), wine("true-groups")
     assert (data["clusters"], data["parameters"]["min_contributors"]) == (6, [1])
     assert "alone" not in data["choices"]
-
-
-def test_true_groups_are_trained_apart():
-    data = wine("true-groups")
-    assert (data["ari"], data["clusters"], data["parameters"]["min_contributors"]) == (1.0, 2, [3, 3])
+    assert (groups["ari"], groups["clusters"], groups["parameters"]["min_contributors"]) == (1.0, 2, [3, 3])
+    lone = small("unequal-10-9-1", bars, "true-groups")
+    assert sorted(lone["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
 def test_a_regression_has_a_squared_error():
@@ -86,11 +82,6 @@ def test_a_regression_has_a_squared_error():
     assert data["worst"] >= data["mean"] > 0
     assert data["history"][-1]["accuracy"] is None
     assert data["history"][-1]["test_loss"] == pytest.approx(data["mean"], rel=0.05)
-
-
-def test_a_lone_device_is_its_groups_mean(bars):
-    data = small("unequal-10-9-1", bars, "true-groups")
-    assert sorted(data["parameters"]["min_contributors"]) == [1, 3, 3]
 
 
 def test_no_group_is_too_small_for_a_mean(bars):
