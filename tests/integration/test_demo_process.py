@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.helpers.processes import core_limits, give_up_capabilities, inspectable
@@ -22,31 +23,19 @@ DEVICES = 8
 START_S, STOP_S, POLL_S = 90.0, 20.0, 0.1
 
 
-def processes():
-    """Return (pid, start time) -> (parent's pid, name) of every process: a pid alone may be given away again."""
+def living(processes):
+    """Return process -> name of those that live; each knows its start, since a pid may be given away again."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = path.read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        pid, _, rest = text.partition(" (")
-        name, _, fields = rest.rpartition(") ")
-        values = fields.split()
-        if values[0] != "Z":
-            found[int(pid), int(values[19])] = int(values[1]), name
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found[process] = process.name()
     return found
 
 
 def family(root):
-    """Return the processes below ``root``, as `processes` gives them."""
-    every, found, known = processes(), {}, {root}
-    while True:
-        more = {key: value for key, value in every.items() if value[0] in known and key not in found}
-        if not more:
-            return found
-        found |= more
-        known |= {pid for pid, _ in more}
+    """Return the living processes below a program."""
+    return living(psutil.Process(root).children(recursive=True))
 
 
 def test_interrupted_demo_leaves_nothing(tmp_path):
@@ -67,7 +56,7 @@ def test_interrupted_demo_leaves_nothing(tmp_path):
     started = {}
     try:
         end = time.monotonic() + START_S
-        while sum(name == "shoal-edge" for _, name in family(demo.pid).values()) < DEVICES:
+        while list(family(demo.pid).values()).count("shoal-edge") < DEVICES:
             assert demo.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             time.sleep(POLL_S)
@@ -78,14 +67,13 @@ def test_interrupted_demo_leaves_nothing(tmp_path):
         assert core_limits(demo.pid) == ("0", "0")
         demo.send_signal(signal.SIGINT)  # to it alone: the others must be ended by it
         assert demo.wait(STOP_S) == 130
-        left = {key: value for key, value in processes().items() if key in started}
-        assert left == {}
+        assert living(started) == {}
         assert "Traceback" not in log.read_text()
         assert list(folder.glob("shoal-demo-*")) == []
     finally:
-        started |= family(demo.pid)
         if demo.poll() is None:
+            started |= family(demo.pid)
             demo.kill()
             demo.wait()
-        for pid, _ in {key for key in processes() if key in started}:
-            os.kill(pid, signal.SIGKILL)
+        for process in living(started):
+            process.kill()

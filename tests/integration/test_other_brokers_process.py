@@ -4,12 +4,12 @@
 """
 
 import signal
-import time
 
 import numpy as np
 import pytest
 
 from shoal.protocol.recipe import LocalTraining, Recipe
+from tests.helpers import waiting
 from tests.helpers.forked_stages import ForkedStage
 from tests.integration.other_brokers import missing, running
 
@@ -42,11 +42,8 @@ def addresses(kind, tmp_path):
 
 
 def until(stage, reached, what):
-    end_s = time.monotonic() + WAIT_S
-    while not reached():
-        stage.check()
-        assert time.monotonic() < end_s, f"{what} not in {WAIT_S:g} s\n{stage.programs['aggregator'].tail(40)}"
-        time.sleep(0.02)
+    said = lambda: f"{what} not in {WAIT_S:g} s\n{stage.programs['aggregator'].tail(40)}"  # noqa: E731
+    waiting.until(lambda: stage.check() or reached(), said, WAIT_S)
 
 
 @pytest.mark.timeout(400)

@@ -6,13 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import psutil
 import pytest
 from shoal_lab.experiments.common.experiment import Options, Quiet
 
+from tests.helpers import waiting
 from tests.helpers.trees import ROOT
 from tests.integration.ranks_study import SETTINGS, STUDY, data_of, ended, environment, start_ranks
 
@@ -88,13 +88,10 @@ def test_torchrun_prints_one_object():
     assert data_of(two.stdout)["accuracy"] == data_of(one.stdout)["accuracy"]
 
 
-def until(rank, line, limit_s=60.0):
+def until(rank, line):
     """Wait for a line in a rank's standard error."""
-    end_s = time.monotonic() + limit_s
-    while line not in rank.errors.read_text().splitlines():
-        assert rank.poll() is None, f"it ended without {line!r}"
-        assert time.monotonic() < end_s, f"no line {line!r}"
-        time.sleep(0.02)
+    waiting.until(lambda: rank.poll() is not None or line in rank.errors.read_text().splitlines(), f"{line!r}")
+    assert rank.poll() is None, f"it ended without {line!r}"
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])

@@ -106,14 +106,6 @@ def test_norms_and_dot_products_survive(key: MaskKey, seed: int) -> None:
     assert np.all(np.abs(masked @ masked.T - rows @ rows.T) <= 1e-6 * np.outer(norms, norms))
 
 
-@given(keys(min_length=2), st.integers(0, 2**32 - 1))
-def test_cosines_survive_the_mask(key: MaskKey, seed: int) -> None:
-    """Cosines survive what the aggregator computes."""
-    rows = np.random.default_rng(seed).standard_normal((4, key.length), dtype=np.float32)
-    masked = np.stack([mask(row, key).values for row in rows])
-    np.testing.assert_allclose(cosine_matrix(masked), cosine_matrix(rows), atol=1e-5)
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 1 << 20), st.sampled_from(sorted(MODES)))
 def test_masked_split_is_the_clear_one(seed: int, round_: int, mode: str) -> None:

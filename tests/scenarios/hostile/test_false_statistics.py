@@ -24,44 +24,26 @@ NAMED = tuple(f"feature {name!r}" for name in DATA.features)
 LIMIT_S = 3600.0
 
 
-def squares(vector):
-    vector[WIDTH : 2 * WIDTH] = -0.9
+def put(at, value):
+    """Return a lie: this value at these places of the vector."""
 
-
-def all_at(value):
-    return lambda vector: vector.fill(value)
-
-
-def figures_at(value):
     def change(vector):
-        vector[: 2 * WIDTH] = value
+        vector[at] = value
 
     return change
 
 
-def means(vector):
-    vector[:WIDTH] = 1.0
-
-
-def count(vector):
-    vector[2 * WIDTH] = -3.0
-
-
-def one_square(vector):
-    vector[WIDTH] = -0.9
-
-
 LIES = {
-    "squares": squares,
-    "one square": one_square,
-    "means": means,
-    "upper bounds": figures_at(1.0),
-    "lower bounds": figures_at(-1.0),
-    "zero": all_at(0.0),
-    "huge": all_at(1e30),
-    "nan": all_at(np.nan),
-    "infinite": all_at(np.inf),
-    "count": count,
+    "squares": put(slice(WIDTH, 2 * WIDTH), -0.9),
+    "one square": put(WIDTH, -0.9),
+    "means": put(slice(WIDTH), 1.0),
+    "upper bounds": put(slice(2 * WIDTH), 1.0),
+    "lower bounds": put(slice(2 * WIDTH), -1.0),
+    "zero": put(slice(None), 0.0),
+    "huge": put(slice(None), 1e30),
+    "nan": put(slice(None), np.nan),
+    "infinite": put(slice(None), np.inf),
+    "count": put(2 * WIDTH, -3.0),
 }
 
 
@@ -106,7 +88,7 @@ def finished(fleet):
 
 def test_false_mean_square_ends_no_run(tmp_path, monkeypatch):
     """A false mean square ends no run and every device names the feature."""
-    with fleet_with(tmp_path, monkeypatch, 5, "dev-01", squares) as fleet:
+    with fleet_with(tmp_path, monkeypatch, 5, "dev-01", LIES["squares"]) as fleet:
         scale = finished(fleet)
         assert scale.doubted == NAMED
         np.testing.assert_allclose(scale.deviations, 10 * LEAST_DEVIATION)
@@ -132,6 +114,6 @@ def test_no_lie_of_one_device_ends_a_run(tmp_path, monkeypatch, devices, lie, pl
 
 def test_no_honest_statistics_are_doubted(tmp_path, monkeypatch):
     """Statistics are doubted in no honest fleet."""
-    with fleet_with(tmp_path, monkeypatch, 3, "", squares) as fleet:
+    with fleet_with(tmp_path, monkeypatch, 3, "", LIES["squares"]) as fleet:
         scale = finished(fleet)
         assert scale.doubted == ()

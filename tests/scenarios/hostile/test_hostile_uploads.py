@@ -71,6 +71,11 @@ def changed(**fields):
     return lambda b: seal_upload(b.fleet, VICTIM, dataclasses.replace(b.upload, **fields), b.body)
 
 
+def sealed(**of):
+    """Return the upload sealed by another signer, or for another recipient, which are functions of the bench."""
+    return lambda b: seal_upload(b.fleet, VICTIM, b.upload, b.body, **{part: made(b) for part, made in of.items()})
+
+
 def with_values(values):
     return lambda b: seal_upload(b.fleet, VICTIM, *with_body(b.upload, values))
 
@@ -79,23 +84,6 @@ def spoiled(position, value):
     values = np.zeros(D, np.float32)
     values[position] = value
     return with_values(values)
-
-
-def signed_by_another(bench):
-    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, signer=device_identity(bench.fleet, "dev-01"))
-
-
-def signed_by_a_stranger(bench):
-    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, signer=Identity.generate(VICTIM))
-
-
-def shorter_body_than_announced(bench):
-    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body[:-4])
-
-
-def sealed_to_another(bench):
-    stranger = Identity.generate("aggregator").member
-    return seal_upload(bench.fleet, VICTIM, bench.upload, bench.body, recipient=stranger)
 
 
 def stated(signer, upload_round=1, **fields):
@@ -133,9 +121,15 @@ def with_head(**fields):
 
 
 AT_THE_DOOR = {
-    "signed by another device": (signed_by_another, "a sealed message was refused"),
-    "signed by a stranger": (signed_by_a_stranger, "a sealed message was refused"),
-    "sealed to another aggregator": (sealed_to_another, "a sealed message was refused"),
+    "signed by another device": (
+        sealed(signer=lambda b: device_identity(b.fleet, "dev-01")),
+        "a sealed message was refused",
+    ),
+    "signed by a stranger": (sealed(signer=lambda _: Identity.generate(VICTIM)), "a sealed message was refused"),
+    "sealed to another aggregator": (
+        sealed(recipient=lambda _: Identity.generate("aggregator").member),
+        "a sealed message was refused",
+    ),
     "head of another purpose": (with_head(purpose="control"), "a sealed 'control' of"),
 }
 
@@ -149,7 +143,7 @@ BY_THE_RULES = {
     "header of another fleet": (changed(fleet="other"), "an upload for 'other'"),
     "header of another device": (changed(device="dev-01"), "by 'dev-01'"),
     "bound to another aggregator": (changed(recipient=bytes(32)), "for another aggregator"),
-    "fewer bytes than announced": (shorter_body_than_announced, "108 bytes where 28"),
+    "fewer bytes than announced": (lambda b: seal_upload(b.fleet, VICTIM, b.upload, b.body[:-4]), "108 bytes where 28"),
     "another number of the run": (changed(run=2), "of another run or task"),
     "no header": (
         lambda b: seal_upload(b.fleet, VICTIM, Sealed("demo", "upload", VICTIM, "aggregator"), b""),

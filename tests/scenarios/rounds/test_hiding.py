@@ -5,6 +5,7 @@ import pytest
 
 from edge_client.learning.data import Dataset
 from shoal.protocol.recipe import LocalTraining
+from tests.helpers.cases import with_long
 from tests.helpers.fleets import (
     grouped_data,
     make_fleet,
@@ -39,12 +40,7 @@ RUNS = {
     },
 }
 
-CASES = [
-    pytest.param(
-        name, marks=pytest.mark.long if name in ("fedavg", "ifca, restarts", "fedgroup", "one-shot", "fesem") else ()
-    )
-    for name in RUNS
-]
+CASES = with_long(RUNS, "ifca", "cfl")
 
 
 def uneven_data(count, groups):
