@@ -242,3 +242,16 @@ def test_command_line_names_run_that_answers(fleet, source, tmp_path, capsys, mo
     }
     said = call("export", folder, str(tmp_path / "live.onnx"), "--live").out
     assert "cluster 0 of run 2, round 2" in said
+
+
+def test_live_model_answers_with_a_note(tmp_path, source, capsys, monkeypatch):
+    """Before the first end the live model answers with a note."""
+    with make_fleet(tmp_path / "fleet") as fleet:
+        train_a_round(fleet)
+        folder = str(fleet.stage.device_dir(NAME))
+        monkeypatch.setattr("sys.argv", ["shoal-edge", "predict", folder, "--data", str(source), "--json"])
+        with pytest.raises(SystemExit):
+            run_program(cli.app, prog="shoal-edge")
+        said = capsys.readouterr()
+        assert "no run has finished on this device yet: this is the model of run 1 under way, round 2" in said.err
+        assert json.loads(said.out)["data"]["live"] is True
