@@ -346,18 +346,38 @@ def write_broker_config(
     if home_assistant:
         check_prefix(home_assistant)
     with fleet.changing():
+        nginx = websockets or (folder / NGINX_FILE).exists()
+        aggregator, address = _checked(fleet, expected, nginx=nginx)
+        private_directory(folder)
+        if address.tls:  # first of all: a damaged CA is refused before anything has changed
+            _write_certificates(fleet, folder, address.host)
         if dynamic is not None:
             fleet.users.set_dynamic(dynamic)
         if home_assistant is not None:
             fleet.users.set_home_assistant(home_assistant)
-        place, nginx = (installed or folder).absolute(), websockets or (folder / NGINX_FILE).exists()
-        return _write(fleet, folder, place, expected, upload_bytes, plugin, nginx)
+        place = (installed or folder).absolute()
+        return _write(fleet, folder, place, expected, upload_bytes, plugin, aggregator, address, nginx)
 
 
 def largest_upload_bytes(fleet: FleetDirectory) -> int:
     """Return the size of the largest model of the signed runs, at least DEFAULT_UPLOAD_BYTES."""
     plans = signed_plans(fleet, lambda _complaint: None)  # `shoal-fleet show` reports damaged run files
     return max([DEFAULT_UPLOAD_BYTES, *(BYTES_PER_COORDINATE * plan.length for plan in plans)])
+
+
+def _checked(fleet: FleetDirectory, expected: tuple[str, ...], *, nginx: bool) -> tuple[str, BrokerAddress]:
+    """Return the aggregator's name and the broker's address; raise ConfigError as `write_broker_config`."""
+    aggregator, address = fleet.roster.aggregator, BrokerAddress.parse(fleet.secrets.broker)
+    if aggregator is None:
+        raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
+    for name in expected:
+        fleet.check_name(name)
+    if nginx and not address.path:
+        raise ConfigError(
+            f"the fleet's address is no websocket: {address}",
+            hint="a fleet's address is chosen when it is made: shoal-fleet init --broker wss://HOST/mqtt",
+        )
+    return aggregator.name, address
 
 
 def _write(
@@ -367,30 +387,20 @@ def _write(
     expected: tuple[str, ...],
     upload_bytes: int | None,
     plugin: Path | None,
+    aggregator: str,
+    address: BrokerAddress,
     nginx: bool,
 ) -> Written:
-    aggregator = fleet.roster.aggregator
-    if aggregator is None:
-        raise ConfigError("the fleet has no aggregator yet", hint="shoal-fleet add-aggregator first")
     devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
-    for name in expected:
-        fleet.check_name(name)
     prefix = fleet.users.home_assistant
     home = (HOME_ASSISTANT_USER,) if prefix else ()
     workers = tuple(party.name for party in (*fleet.workers, *fleet.keepers))
-    users = (OWNER_NAME, ENROL_USER, aggregator.name, *workers, *home, *devices)
-    address = BrokerAddress.parse(fleet.secrets.broker)
-    if nginx and not address.path:
-        raise ConfigError(
-            f"the fleet's address is no websocket: {address}",
-            hint="a fleet's address is chosen when it is made: shoal-fleet init --broker wss://HOST/mqtt",
-        )
+    users = (OWNER_NAME, ENROL_USER, aggregator, *workers, *home, *devices)
     fleet.users.make()
-    private_directory(folder)
     if fleet.users.dynamic:
         plugin = plugin or debian_plugin()
         write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
-        access = pattern_acl(fleet.name, aggregator.name, prefix)
+        access = pattern_acl(fleet.name, aggregator, prefix)
     else:
         plugin = None
         write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
@@ -403,10 +413,8 @@ def _write(
     write_private(folder / CONFIG_FILE, text.encode())
     if nginx:
         write_private(folder / NGINX_FILE, nginx_config(address, place).encode())
-    for name in (aggregator.name, *workers, *home, *devices):
+    for name in (aggregator, *workers, *home, *devices):
         write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
-    if address.tls:
-        _write_certificates(fleet, folder, address.host)
     return Written(folder, users, address.tls)
 
 

@@ -26,7 +26,7 @@ from tests.helpers.parties import Line
 from tests.helpers.plans import run_plan
 from tests.helpers.processes import run_at_once
 from tests.helpers.receiving import device_card, founded, opened
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import refused, unchanged
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,8 @@ def test_unfit_ca_is_refused(fleet, tmp_path, file, damage):
     other = founded(tmp_path / "other")
     write_broker_config(other, tmp_path / "other-out")
     write_private(fleet.path / file, (other.path / file).read_bytes() if damage == "another" else b"junk")
-    before = (tmp_path / "out" / "server.crt").read_bytes()
-    with refused(ConfigError, "broker-ca", hint="remove both"):
-        write_broker_config(fleet, tmp_path / "out")
-    assert (tmp_path / "out" / "server.crt").read_bytes() == before
+    with unchanged(fleet.path), unchanged(tmp_path / "out"), refused(ConfigError, "broker-ca", hint="remove both"):
+        write_broker_config(fleet, tmp_path / "out", dynamic=True, home_assistant="homeassistant")
 
 
 def test_nginx_has_port_and_tls(fleet, tmp_path):
