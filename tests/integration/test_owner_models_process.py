@@ -4,6 +4,7 @@ import json
 import os
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -50,7 +51,7 @@ def test_owner_fetches_finished_runs_models(tmp_path):
         assert call("list", owner).out == "run 1: fedavg, 3 rounds; not at the broker\n"
         stage.start_aggregator()
         for name in NAMES:
-            stage.start_device(name, tmp_path / f"{name}.npz")
+            stage.start_device(name, tmp_path / f"{name}.npz", "--personal", "off")
         stage.wait(plan.run, WAIT_S)
         first, second, *online = call("list", owner).out.splitlines()
         assert (first, second) == ("run 1: fedavg, 3 rounds; models at the broker", "  model 0: state of round 3")
@@ -70,7 +71,9 @@ def test_owner_fetches_finished_runs_models(tmp_path):
             {**os.environ, **ONE_THREAD},
         )
     assert exported.status == 0, exported.err
-    assert (tmp_path / "m/model-0.onnx").read_bytes() == (tmp_path / "own.onnx").read_bytes()
+    mine, own = (onnx.load(tmp_path / name) for name in ("m/model-0.onnx", "own.onnx"))
+    assert {p.key: p.value for p in own.metadata_props}["round"] == "4"
+    assert (mine.graph, mine.opset_import) == (own.graph, own.opset_import)
     assert (data["folder"], data["run"], data["complete"]) == ("m", 1, True)
     assert len(data["models"][0]["certified_by"]) == 3
     with np.load(tmp_path / "m/model-0.npz", allow_pickle=False) as found:
