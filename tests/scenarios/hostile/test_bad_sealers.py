@@ -37,7 +37,7 @@ def sealing_badly(monkeypatch):
     attachment = round_context.RoundContext.attachment
 
     def attach(context, identity):
-        return b"" if bad.get(identity.name) == "nothing" else attachment(context, identity)
+        return [] if bad.get(identity.name) == "nothing" else attachment(context, identity)
 
     monkeypatch.setattr(round_context, "seal_checkpoint", seal)
     monkeypatch.setattr(round_context.RoundContext, "attachment", attach)
@@ -53,7 +53,13 @@ def sealers(fleet):
 @pytest.mark.parametrize(
     ("count", "kind", "many"),
     [(5, "zeros", 2), *with_long([(5, "garbage", 1), (5, "nothing", 2)])]
-    + [pytest.param(n, k, m, marks=pytest.mark.long) for n in (3, 7, 12) for k in KINDS for m in (1, 2)],
+    + [
+        pytest.param(n, k, m, marks=pytest.mark.long)
+        for n in (3, 7, 12)
+        for k in KINDS
+        for m in (1, 2)
+        if (n, k, m) != (3, "garbage", 2)  # their uploads are refused, and one device is fewer than min_contributors
+    ],
 )
 def test_owner_has_the_model_despite_liars(tmp_path, sealing_badly, count, kind, many):
     """The owner has the final model although some of its sealers lie."""
@@ -68,7 +74,7 @@ def test_owner_has_the_model_despite_liars(tmp_path, sealing_badly, count, kind,
         with make_fleet(
             tmp_path / liars[0] / str(many), count=count, rounds=2, min_contributors=2, mode="rotation"
         ) as fleet:
-            fleet.run(60)
+            fleet.run(600)  # a refused upload of one of three may cost a round its deadline
             reader = reader_of(fleet)
             (model,) = reader.finished_run().models
             assert model.theta.tobytes() == fleet.model("dev-00").theta.tobytes()
