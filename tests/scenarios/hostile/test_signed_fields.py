@@ -169,12 +169,15 @@ def test_every_lie(tmp_path, honest_accuracy, row, count, place):
 
 
 def asking_scene(root, row, lie, count, place):
-    """Return a scene in which devices are asked for a field, and its liar says something false whenever it is."""
+    """Return a scene in which devices are asked for a field, and its liar says something false whenever it is.
+
+    What is not asked for is empty or 0, but 0 may also be the nearest model.
+    """
     bundle = logistic_bundle(INPUTS, CLASSES)
     if row == "statistics vector":
         bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, data=FEATURES))
     asked = dataclasses.replace(
-        lie, make=lambda true, *rest: lie.make(true, *rest) if np.size(true) and np.any(true) else None
+        lie, make=lambda true, *rest: lie.make(true, *rest) if np.any(true) or row == "Upload.nearest" else None
     )
     options = {"rounds": 5, **ASKED[row]}
     return Scene(root, place, [asked], count=count, data=grouped_data(count, groups=2), bundle=bundle, **options)
