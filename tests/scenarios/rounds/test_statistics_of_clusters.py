@@ -104,6 +104,7 @@ LIES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in dot")  # the liar's own norm of a huge vector
 @pytest.mark.parametrize("lie", with_long(LIES, "no variance"))
 def test_a_lie_costs_the_liar_alone(tmp_path, monkeypatch, lie):
     honest = JobFactory._statistics
