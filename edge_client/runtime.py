@@ -420,20 +420,20 @@ class DeviceRuntime:
 
     def _facts(self) -> io.Facts:
         member = self._membership
-        if self._roster is None or self._roster[0] is not member.roster:
-            roster = member.roster
-            signature = member.roster_bytes[:SIGNATURE_BYTES]
+        roster, expired = member.roster, member.expired
+        if self._roster is None or self._roster[0] is not roster or self._roster[1].expired != expired:
             facts = io.RosterFacts(
-                roster.sequence, signature, roster.active_count, until=expiry_of(roster), listed=member.listed
+                roster.sequence,
+                member.roster_bytes[:SIGNATURE_BYTES],
+                roster.active_count,
+                until=expiry_of(roster),
+                expired=expired,
+                listed=member.listed,
             )
             self._roster = roster, facts
-        roster_facts, expired = self._roster[1], member.expired
-        if roster_facts.expired != expired:
-            roster_facts = dataclasses.replace(roster_facts, expired=expired)
-            self._roster = member.roster, roster_facts
         return io.Facts(
             now_s=self._now_s,
-            roster=roster_facts,
+            roster=self._roster[1],
             group=member.group,
             key_version=member.newest_generation,
             keys_since=member.keys_since,

@@ -355,8 +355,32 @@ def write_broker_config(
             fleet.users.set_dynamic(dynamic)
         if home_assistant is not None:
             fleet.users.set_home_assistant(home_assistant)
-        place = (installed or folder).absolute()
-        return _write(fleet, folder, place, expected, upload_bytes, plugin, aggregator, address, nginx)
+        installed = (installed or folder).absolute()
+        devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
+        prefix = fleet.users.home_assistant
+        home = (HOME_ASSISTANT_USER,) if prefix else ()
+        workers = tuple(party.name for party in (*fleet.workers, *fleet.keepers))
+        users = (OWNER_NAME, ENROL_USER, aggregator, *workers, *home, *devices)
+        fleet.users.make()
+        if fleet.users.dynamic:
+            plugin = plugin or debian_plugin()
+            write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
+            access = pattern_acl(fleet.name, aggregator, prefix)
+        else:
+            plugin = None
+            write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
+            access = acl(fleet, devices)
+        # The one of the other kind, if this folder had it.
+        (folder / (PASSWORDS_FILE if plugin else DOCUMENT_FILE)).unlink(missing_ok=True)
+        write_private(folder / "shoal.acl", access.encode())
+        size = upload_bytes or largest_upload_bytes(fleet)
+        text = config(address, installed, len(devices), size, plugin, behind_nginx=nginx)
+        write_private(folder / CONFIG_FILE, text.encode())
+        if nginx:
+            write_private(folder / NGINX_FILE, nginx_config(address, installed).encode())
+        for name in (aggregator, *workers, *home, *devices):
+            write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
+        return Written(folder, users, address.tls)
 
 
 def largest_upload_bytes(fleet: FleetDirectory) -> int:
@@ -378,44 +402,6 @@ def _checked(fleet: FleetDirectory, expected: tuple[str, ...], *, nginx: bool) -
             hint="a fleet's address is chosen when it is made: shoal-fleet init --broker wss://HOST/mqtt",
         )
     return aggregator.name, address
-
-
-def _write(
-    fleet: FleetDirectory,
-    folder: Path,
-    place: Path,
-    expected: tuple[str, ...],
-    upload_bytes: int | None,
-    plugin: Path | None,
-    aggregator: str,
-    address: BrokerAddress,
-    nginx: bool,
-) -> Written:
-    devices = tuple(dict.fromkeys((*fleet.roster.active(), *expected)))
-    prefix = fleet.users.home_assistant
-    home = (HOME_ASSISTANT_USER,) if prefix else ()
-    workers = tuple(party.name for party in (*fleet.workers, *fleet.keepers))
-    users = (OWNER_NAME, ENROL_USER, aggregator, *workers, *home, *devices)
-    fleet.users.make()
-    if fleet.users.dynamic:
-        plugin = plugin or debian_plugin()
-        write_private(folder / DOCUMENT_FILE, json.dumps(document(fleet.users, users), indent=1).encode())
-        access = pattern_acl(fleet.name, aggregator, prefix)
-    else:
-        plugin = None
-        write_private(folder / PASSWORDS_FILE, "".join(f"{fleet.users.hashed(u)}\n" for u in users).encode())
-        access = acl(fleet, devices)
-    # The one of the other kind, if this folder had it.
-    (folder / (PASSWORDS_FILE if plugin else DOCUMENT_FILE)).unlink(missing_ok=True)
-    write_private(folder / "shoal.acl", access.encode())
-    size = upload_bytes or largest_upload_bytes(fleet)
-    text = config(address, place, len(devices), size, plugin, behind_nginx=nginx)
-    write_private(folder / CONFIG_FILE, text.encode())
-    if nginx:
-        write_private(folder / NGINX_FILE, nginx_config(address, place).encode())
-    for name in (aggregator, *workers, *home, *devices):
-        write_private(folder / CLIENTS / f"{name}.url", f"{fleet.broker_for(name)}\n".encode())
-    return Written(folder, users, address.tls)
 
 
 def debian_plugin() -> Path:

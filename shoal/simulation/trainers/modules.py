@@ -122,15 +122,17 @@ def attend(layer: nn.MultiheadAttention, x: Tensor, key: Tensor, value: Tensor, 
     if rest or options.get("need_weights", True) or masks != [None] * 3 or layer.dropout or not x is key is value:
         return nn.MultiheadAttention.forward(layer, x, key, value, *rest, **options)
     n, t, w = x.shape
-    parts = functional.linear(x, layer.in_proj_weight, layer.in_proj_bias).view(n, t, 3, layer.num_heads, -1)
-    q, k, v = parts.permute(2, 0, 3, 1, 4).flatten(1, 2).unbind()
+    joined = functional.linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    parts = joined.view(n, t, 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
     if t <= SHORT:
+        q, k, v = parts.flatten(1, 2).unbind()
         # A product times a number in one pass: with beta 0 what it is added to is not read.
-        scale = q.shape[-1] ** -0.5
-        found = torch.softmax(torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=scale), -1) @ v
+        scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0, alpha=layer.head_dim**-0.5)
+        found = (torch.softmax(scores, -1) @ v).view(n, layer.num_heads, t, -1)
     else:
-        found = functional.scaled_dot_product_attention(q[None], k[None], v[None])
-    return layer.out_proj(found.view(n, layer.num_heads, t, -1).transpose(1, 2).reshape(n, t, w)), None
+        q, k, v = parts.unbind()  # without a copy: the fused attention reads them as they are
+        found = functional.scaled_dot_product_attention(q, k, v)
+    return layer.out_proj(found.transpose(1, 2).reshape(n, t, w)), None
 
 
 def _zeros(y: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from tests.helpers.fleets import (
 )
 
 ROTATION = {"mode": "rotation"}
-GAP_S = 5.0
 
 
 def run_rounds(fleet, count, within_s=60.0):
